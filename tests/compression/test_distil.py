@@ -357,9 +357,9 @@ def test_impossible_distillations_are_refused(
         (teacher, rows, {"student": base}, "larger than its teacher"),
         (teacher, rows, {"soft": 1.5}, "share of the loss"),
         (teacher, rows, {"temperature": 0}, "temperature must be positive"),
-        (teacher, rows, {"adapter": "lora"}, "cannot be combined with features"),
+        (teacher, rows, {"adapter": "lora"}, "leave features, words and adapter out"),
         (teacher, rows, {"task": None}, "not a language model"),
-        (teacher, tmp_path / "a.csv", {}, "label 'maybe'"),
+        (teacher, tmp_path / "a.csv", {}, "does not have: maybe"),
         (tmp_path / "adapter", rows, {}, "is an adapter"),
         (tmp_path / "a.gguf", rows, {}, "GGUF"),
     ]:

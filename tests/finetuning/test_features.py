@@ -196,7 +196,7 @@ def test_a_small_model_learns_and_predicts_the_same_after_loading(
     assert all(torch.equal(start[name], weight) for name, weight in kept.items())
 
 
-def test_states_are_computed_once_and_kept_by_layer(
+def test_states_are_computed_once_and_kept(
     model: Path,
     tmp_path: Path,
     own_cache: Path,
@@ -204,46 +204,30 @@ def test_states_are_computed_once_and_kept_by_layer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = file_of("tagging", tmp_path)
-    finetune(
-        model, "tagging", path, tmp_path / "a", path, features="last4", **{**QUICK, "epochs": 1}
-    )
-    assert "MB of hidden states are cached in" in caplog.text
-    (folder,) = (own_cache / "malmoi" / "states").iterdir()
-    assert {p.name for p in folder.iterdir()} == {"layer-1.f16", "layer-2.f16", "layer-3.f16"}
-    written: list[Any] = []
+    written: list[Path] = []
     compute = frozen_features._compute
-    monkeypatch.setattr(
-        frozen_features, "_compute", lambda *args: (written.append(args[2]), compute(*args))
-    )
-    for i, features in enumerate(("last", "layers=0,3")):
-        finetune(
-            model,
-            "tagging",
-            path,
-            tmp_path / f"b{i}",
-            path,
-            features=features,
-            **{**QUICK, "epochs": 1},
-        )
-    assert written == [[0]]
-    assert f"are loaded from {folder}" in caplog.text
-    (folder / "layer-3.f16").write_bytes(b"cut off")  # half a file is no file
-    finetune(
-        model, "tagging", path, tmp_path / "c", path, features="last", **{**QUICK, "epochs": 1}
-    )
-    assert written == [[0], [3]]
-    finetune(
-        model,
-        "tagging",
-        path,
-        tmp_path / "d",
-        path,
-        features="last",
-        from_scratch=True,
-        **{**QUICK, "epochs": 1},
-    )
-    # other weights, other states
-    assert len(list((own_cache / "malmoi" / "states").iterdir())) == 2
+
+    def counted(network: Any, rows: Any, path: Path, size: int) -> None:
+        written.append(path)
+        compute(network, rows, path, size)
+
+    def tuned(name: str, features: str, **more: Any) -> None:
+        how = {**QUICK, "epochs": 1, "features": features, **more}
+        finetune(model, "tagging", path, tmp_path / name, path, **how)
+
+    monkeypatch.setattr(frozen_features, "_compute", counted)
+    tuned("a", "last4")
+    assert "MB of hidden states are cached in" in caplog.text
+    (file,) = (own_cache / "malmoi" / "states").iterdir()
+    tuned("b", "weighted-last4")  # the same layers
+    assert written == [file]
+    assert f"are loaded from {file}" in caplog.text
+    file.write_bytes(b"cut off")  # half a file is no file
+    tuned("c", "last4")
+    assert written == [file, file]
+    tuned("d", "last")
+    tuned("e", "last", from_scratch=True)  # other weights, other states
+    assert len(set(written)) == len(list(file.parent.iterdir())) == 3
 
 
 def test_cached_states_equal_computed_states(model: Path) -> None:
@@ -265,8 +249,8 @@ def test_cached_states_equal_computed_states(model: Path) -> None:
 def test_a_failed_write_leaves_no_partial_states(
     model: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(network: Any, rows: Any, layers: Any, files: Any) -> None:
-        files[0].write(b"half")
+    def half(network: Any, rows: Any, file: Any) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
     path = file_of("tagging", tmp_path)
@@ -274,7 +258,7 @@ def test_a_failed_write_leaves_no_partial_states(
         patch.setattr(frozen_features, "_write", half)
         with pytest.raises(MalmoiError, match="The disk is full"):
             finetune(model, "tagging", path, tmp_path / "o", path, features="last")
-    (folder,) = (own_cache / "malmoi" / "states").iterdir()
+    folder = own_cache / "malmoi" / "states"
     assert list(folder.iterdir()) == []
     finetune(
         model,
@@ -287,7 +271,7 @@ def test_a_failed_write_leaves_no_partial_states(
         recurrent=4,
         overwrite=True,
     )
-    assert [p.name for p in folder.iterdir()] == ["layer-3.f16"]
+    assert [p.suffix for p in folder.iterdir()] == [".f16"]
 
 
 def test_conflicting_settings_are_refused(

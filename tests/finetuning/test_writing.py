@@ -67,6 +67,19 @@ def tuned(gpt: Path, pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
+def test_a_recurrent_model_reads_each_conversation_in_a_row_of_its_own(tmp_path: Path) -> None:
+    words = train_tokenizer(["a b c d e"] * 3, kind="byte-bpe", vocab=300)
+    config = preset("lstm", vocab=words.vocab_size, context=128, width=16, depth=1)
+    write_checkpoint(
+        Checkpoint(initialise(Network(config, {"lm": 0}), 0), words), tmp_path / "lstm"
+    )
+    rows = [{"prompt": prompt, "answer": "b"} for prompt in ("a", "a", "a b c d e " * 5)]
+    done = finetune(
+        tmp_path / "lstm", "writing", rows, tmp_path / "out", rows, steps=1, batch=3, device="cpu"
+    )
+    assert done.steps == 1
+
+
 def test_few_rows_are_written_often_enough_to_be_learnt(
     gpt: Path, pairs: Path, tmp_path: Path
 ) -> None:

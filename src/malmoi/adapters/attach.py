@@ -1,8 +1,7 @@
 """Adapters on a frozen network: LoRA (Hu et al. 2021), soft prompts and prefixes.
 
-LoRA adds to a frozen weight a trained product of two thin matrices; soft tokens are trained vectors
-before every text (prompt) or keys and values per layer (prefix). r rank, `in` and `out` sides of a
-weight.
+LoRA adds to a frozen weight a product of two thin matrices; soft tokens are vectors before every
+text (prompt) or keys and values per layer (prefix). r rank, `in` and `out` sides of a weight.
 """
 
 import random
@@ -113,15 +112,13 @@ class LoRALinear(nn.Linear):
         met = [p for p in patches if p.start < stop and start < p.stop]
         if not met:
             return None
-        a = torch.cat([p.a for p in met])
-        b = a.new_zeros(stop - start, len(a))
-        at = 0
+        b = []
         for p in met:
             low = max(start, p.start)
             high = min(stop, p.stop)
-            b[low - start : high - start, at : at + len(p.a)] = p.b[low - p.start : high - p.start]
-            at += len(p.a)
-        return a, b
+            rows = p.b[low - p.start : high - p.start]
+            b.append(F.pad(rows, (0, 0, low - start, stop - high)))
+        return torch.cat([p.a for p in met]), torch.cat(b, 1)
 
     def merged(self) -> nn.Linear:
         """A plain linear map with W + ΔW, so that inference costs no more (Hu et al. 2021 §4.1)."""

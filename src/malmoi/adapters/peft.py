@@ -32,9 +32,6 @@ REQUIRED_DEFAULTS = {
 }
 
 
-# ------------------------------------------------------------------ names
-
-
 class PeftPlace(NamedTuple):
     """Rows of one of our linear maps, and the PEFT module they correspond to."""
 
@@ -46,10 +43,7 @@ class PeftPlace(NamedTuple):
 
 
 def places(network: Network, table: Table | None) -> Iterator[PeftPlace]:
-    """Every linear map of the blocks, split as the family splits it.
-
-    BERT has separate query, key and value maps, GPT-2 a single one.
-    """
+    """Every linear map of the blocks, split as the family splits it: BERT's query, key, value."""
     linear = ((name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear))
     maps = {name: m for name, m in linear if ".blocks." in name}
     if table is None:
@@ -103,20 +97,20 @@ def modules(names: Mapping[str, Tensor], table: Table | None) -> list[str]:
 
 def lora_config(network: Network, adapter: AdapterConfig, table: Table | None) -> dict[str, Any]:
     """PEFT's LoRA config; a map with several patches gets its own rank, and alpha to match."""
-    found = {place.theirs: (place, pair) for place, pair in _joined(network, table)}
-    ranks = {name: len(pair[0]) for name, (_, pair) in found.items()}
-    ranks = {name: rank for name, rank in ranks.items() if rank != adapter.rank}
+    found = _joined(network, table)
+    own = ((place.theirs, len(a)) for place, (a, _) in found)
+    ranks = {name: rank for name, rank in own if rank != adapter.rank}
     return {
         "peft_type": "LORA",
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,
-        "target_modules": list(found),
+        "target_modules": [place.theirs for place, _ in found],
         "rank_pattern": ranks,
         "alpha_pattern": {
             name: adapter.alpha * rank / adapter.rank for name, rank in ranks.items()
         },
-        "fan_in_fan_out": any(place.flipped for place, _ in found.values()),
+        "fan_in_fan_out": any(place.flipped for place, _ in found),
         "bias": "none",
     }
 
@@ -142,12 +136,13 @@ def put_lora(
     network: Network, config: JsonObject, tensors: Mapping[str, Tensor], table: Table | None
 ) -> set[str]:
     """Adds patches from a file's tensors and returns the names that were used."""
-    usual = REQUIRED_DEFAULTS.items()
-    if changed := [name for name, plain in usual if config.get(name, plain) != plain]:
-        raise MalmoiError(
-            "This LoRA has {changed}={config}, which Malmoi does not support.",
-            changed=changed[0],
-            config=shown(config[changed[0]]),
+    for name, plain in REQUIRED_DEFAULTS.items():
+        value = config.get(name, plain)
+        ensure(
+            value == plain,
+            "This LoRA has {name}={value}, which Malmoi does not support.",
+            name=name,
+            value=shown(value),
         )
     known = {place.theirs: place for place in places(network, table)}
     keys = [key for key in tensors if ".lora_A." in key]
@@ -175,11 +170,9 @@ def _put(
     flat = a.dim() == b.dim() == 2
     ensure(
         flat and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0,
-        "This LoRA's matrices for {theirs}, {shape} and {shape2}, do not fit the base's "
-        "layer {wanted}; it was trained on another model.",
-        theirs=place.theirs,
-        shape=list(a.shape),
-        shape2=list(b.shape),
+        "This LoRA's matrices for {name}, {shapes}, do not fit the base's layer {wanted}.",
+        name=place.theirs,
+        shapes=f"{list(a.shape)}, {list(b.shape)}",
         wanted=wanted,
     )
     rank = len(a)
@@ -242,11 +235,9 @@ def soft_config(network: Network) -> dict[str, Any]:
 def soft_tensors(network: Network) -> dict[str, Tensor]:
     """A prompt [n, E], or a prefix [n, depth · 2 · G · E]."""
     trunk = network.trunk
-    return {
-        SOFT_TENSOR: trunk.soft_prompt  # type: ignore[dict-item]
-        if trunk.prefix_kv is None
-        else trunk.prefix_kv.permute(3, 0, 1, 2, 4).flatten(1)
-    }
+    if trunk.prefix_kv is not None:
+        return {SOFT_TENSOR: trunk.prefix_kv.permute(3, 0, 1, 2, 4).flatten(1)}
+    return {SOFT_TENSOR: trunk.soft_prompt}  # type: ignore[dict-item]
 
 
 def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]) -> set[str]:
@@ -254,11 +245,7 @@ def put_soft(network: Network, config: JsonObject, tensors: Mapping[str, Tensor]
         not config.flag("prefix_projection", default=False),
         "This prefix has prefix_projection=true, which Malmoi does not support; save it without.",
     )
-    ensure(
-        SOFT_TENSOR in tensors,
-        "The adapter's weights have no {tensor}; they do not match its config.",
-        tensor=SOFT_TENSOR,
-    )
+    ensure(SOFT_TENSOR in tensors, "The adapter's weights have no prompt_embeddings.")
     c = network.config
     found = tensors[SOFT_TENSOR].to(network.device, network.dtype)
     prefix = config["peft_type"] == "PREFIX_TUNING"

@@ -11,21 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from malmoi.adapters import peft
 from malmoi.adapters.attach import fold_adapter
 from malmoi.adapters.config import AdapterConfig
-from malmoi.adapters.peft import (
-    LORA_PREFIX,
-    SOFT_PREFIX,
-    lora_config,
-    lora_tensors,
-    modules,
-    new_weights,
-    our_weights,
-    put_lora,
-    put_soft,
-    soft_config,
-    soft_tensors,
-)
 from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for
 from malmoi.checkpoint.folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
@@ -42,8 +30,6 @@ from malmoi.system.result import plain
 from malmoi.system.storage import address, local_path
 from malmoi.system.untrusted import JsonObject
 from malmoi.tokenizer import Tokenizer
-
-# Fingerprint of a base model: its shape, and a checksum of each tensor
 
 INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -95,17 +81,17 @@ def write_adapter(
     network = checkpoint.network
     table = table_for(base.network)
     lora = adapter.kind == "lora"
-    own = lora_tensors(network, table) if lora else soft_tensors(network)
-    config = lora_config(network, adapter, table) if lora else soft_config(network)
-    new = new_weights(network, _learnt(network), table)
-    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    own = peft.lora_tensors(network, table) if lora else peft.soft_tensors(network)
+    config = peft.lora_config(network, adapter, table) if lora else peft.soft_config(network)
+    new = peft.new_weights(network, _learnt(network), table)
+    prefix = peft.LORA_PREFIX if lora else peft.SOFT_PREFIX
     tensors = own | {prefix + name: tensor for name, tensor in new.items()}
     types = [HEADS[head].peft_task for head in network.heads if HEADS[head].peft_task]
     config |= {
         "base_model_name_or_path": address(Path(str(base.source))),
         "task_type": types[0] if types else None,
         "inference_mode": True,
-        "modules_to_save": modules(new, table) or None,
+        "modules_to_save": peft.modules(new, table) or None,
     }
     meta = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "base": base_fingerprint(base)}
     heads = {name: len(checkpoint.labels) for name in network.heads}
@@ -113,8 +99,8 @@ def write_adapter(
         write_tensors(place / ADAPTER_WEIGHTS, tensors, {"format": "pt"})
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(place)
-        for name, values in ((ADAPTER_RECORD, {"heads": heads, **meta}), (ADAPTER_CONFIG, config)):
-            write_json(place / name, values)
+        write_json(place / ADAPTER_RECORD, {"heads": heads, **meta})
+        write_json(place / ADAPTER_CONFIG, config)
         write_text(place / "README.md", _card(config))
 
 
@@ -158,10 +144,7 @@ class AdapterFolder:
 def read_with_adapter(
     source: str | Path, *, device: str | torch.device = "cpu", packed: bool = False
 ) -> Checkpoint:
-    """Opens a model's folder, or an adapter's on its base, ready for inference.
-
-    For `packed` see `checkpoint.read_checkpoint`.
-    """
+    """Opens a model's folder, as `read_checkpoint` does, or an adapter's on its base."""
     if not is_adapter(source):
         return read_checkpoint(source, device=device, packed=packed)
     found = _open(local_path(source))
@@ -182,13 +165,13 @@ def read_with_adapter(
 def _open(folder: Path) -> AdapterFolder:
     config = read_model_json(folder / ADAPTER_CONFIG)
     kind = config.text("peft_type", default="")
-    if kind not in PEFT_TYPES:
-        raise MalmoiError(
-            "{where} says peft_type {kind}, which Malmoi does not support.{hint}",
-            where=config.where,
-            kind=shown(kind),
-            hint=nearest(kind, PEFT_TYPES),
-        )
+    ensure(
+        kind in PEFT_TYPES,
+        "{where} says peft_type {kind}, which Malmoi does not support.{hint}",
+        where=config.where,
+        kind=shown(kind),
+        hint=nearest(kind, PEFT_TYPES),
+    )
     ensure(
         (folder / ADAPTER_WEIGHTS).is_file(),
         "{folder} is an adapter without weights: {weights} is missing.",
@@ -254,11 +237,11 @@ def _as_trained(base: Checkpoint, then: JsonObject) -> Checkpoint:
 def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> None:
     """Loads the adapter and the task's new weights into the base."""
     lora = found.config["peft_type"] == "LORA"
-    prefix = LORA_PREFIX if lora else SOFT_PREFIX
+    prefix = peft.LORA_PREFIX if lora else peft.SOFT_PREFIX
     if lora:
-        used = put_lora(network, found.config, found.tensors, table)
+        used = peft.put_lora(network, found.config, found.tensors, table)
     else:
-        used = put_soft(network, found.config, found.tensors)
+        used = peft.put_soft(network, found.config, found.tensors)
     left = ((name, tensor) for name, tensor in found.tensors.items() if name not in used)
     new = {name.removeprefix(prefix): tensor for name, tensor in left}
     if new or "heads" in found.record:
@@ -266,7 +249,7 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
         classes = {name: heads.whole(name, high=MAX_CLASSES) for name in heads}
         with explained(UsageError, "{where}: {error}", where=found.record.where):
             _replace_heads(network, classes or _heads(found, new, table))
-    weights = our_weights(network, new, table)
+    weights = peft.our_weights(network, new, table)
     shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     for name, tensor in weights.items():
         ensure(

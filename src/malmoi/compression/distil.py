@@ -11,7 +11,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.compression.options import DistilOptions
 from malmoi.compression.prune import with_layers
 from malmoi.compression.result import CompressionResult, open_whole
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.evaluation.evaluate import check_task_fits
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.tasks import Task, named_task
@@ -75,11 +75,10 @@ class Lesson:
 def distil_model(
     model: str | Path, out: str | Path, data: TextFiles, **options: Any
 ) -> CompressionResult:
-    """Trains a smaller student: a given model, or every second layer of the teacher.
+    """Trains a smaller student: a given model, or some layers of the teacher.
 
-    With a task, `data` is its rows and the teacher must be fine-tuned for it; without one, `data`
-    is text and the teacher a masked or causal language model. Options are the fields of
-    `DistilConfig`, and settings of `finetune` or of a recipe (which needs a budget: minutes=5).
+    `data` is a task's rows, or text. Options are the fields of `DistilConfig`, and settings of
+    `finetune` or of a recipe (which needs a budget: minutes=5).
     """
     known = DistilConfig.__dataclass_fields__
     config = DistilConfig(**{name: value for name, value in options.items() if name in known})
@@ -97,11 +96,7 @@ def distil_model(
     files = data[0] if not isinstance(data, str | Path) and len(data) == 1 else data
     lesson = Lesson(teacher, student, distillation, out, config)
     if config.task is None:
-        if config.dev is not None:
-            raise UsageError(
-                "--dev is for a task's rows: give --task too; with plain text, part of it is "
-                "held out."
-            )
+        require_that(config.dev is None, "--dev is for a task's rows: give --task too.")
         return _of_text(lesson, files, changes)
     chosen = named_task(config.task) if isinstance(config.task, str) else config.task
     return _of_task(lesson, chosen, files, changes)
@@ -111,20 +106,16 @@ def open_teacher(source: str | Path, out: Path) -> Checkpoint:
     """Opens the teacher, which must be a whole model with trainable weights and a tokenizer."""
     require_that(
         Path(source).suffix != ".gguf",
-        "{source} is a GGUF file, which cannot be trained: give the folder of the model "
-        "it was made from.",
+        "{source} is a GGUF file, which cannot be trained: give the model it was made from.",
         source=source,
     )
     checkpoint = open_whole(source, out)
-    if checkpoint.network.features is not None:
-        raise UsageError(
-            "{source} is a small model on frozen layers: fine-tune the whole model and use that.",
-            source=source,
-        )
-    if checkpoint.tokenizer is None:
-        raise UsageError(
-            "{source} has no tokenizer; put its tokenizer.json beside the weights.", source=source
-        )
+    require_that(
+        checkpoint.network.features is None,
+        "{source} is a small model on frozen layers: fine-tune the whole model and use that.",
+        source=source,
+    )
+    _ = checkpoint.required_tokenizer
     checkpoint.network.float()
     return checkpoint
 
@@ -139,10 +130,7 @@ def student_of(teacher: Checkpoint, layers: int | Sequence[int] | None = None) -
 
 
 def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Layers by number, or this many evenly spaced from first to last.
-
-    Six of twelve are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
-    """
+    """Layers by number, or evenly spaced: six of twelve are DistilBERT's 0, 2, 4, 7, 9 and 11."""
     if layers is None:
         layers = max(1, depth // 2)
     if isinstance(layers, int):
@@ -158,10 +146,10 @@ def _chosen(depth: int, layers: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def _given(teacher: Checkpoint, found: Checkpoint, layers: object) -> Checkpoint:
     """Loads a given student, whose vocabulary must be the teacher's."""
-    if layers is not None:
-        raise UsageError(
-            "Give either --layers or --student: a given student has its own number of layers."
-        )
+    require_that(
+        layers is None,
+        "Give either --layers or --student: a given student has its own number of layers.",
+    )
     require_that(
         count_parameters(found.network) <= count_parameters(teacher.network),
         "The student {source} is larger than its teacher; swap the two.",
@@ -188,21 +176,20 @@ def _of_task(
     teacher = lesson.teacher
     reading = Predictor.of(teacher)
     check_task_fits(task, reading)
-    if reading.words is not None or not head_kind(task).head:
-        raise UsageError(
-            "This teacher answers with label words or with vectors; distillation needs one with a "
-            "head for its task."
-        )
+    kind = head_kind(task)
+    require_that(
+        reading.words is None and kind.head,
+        "This teacher has no head for its task: label words and vectors cannot be distilled.",
+    )
     device = join_process_group(lesson.config.device).device
-    settings = default_budget(_settings(teacher, changes), changes, head_kind(task), device.type)
+    settings = default_budget(_settings(teacher, changes), changes, kind, device.type)
     settings = replace(settings, frozen_first=False)  # its teacher is the better start
     work = load_data(task, data, lesson.config.dev, settings, lesson.student, device)
     work = replace(work, teaching=lesson.distillation, labels=_labels(work, teacher))
     pairs = any(e.pair is not None or e.choices for e in work.train)
     require_that(
         not pairs or not teacher.network.config.segments or work.start.network.config.segments,
-        "The teacher uses segment embeddings to tell two texts apart, and the student has "
-        "none: use another student.",
+        "The teacher tells two texts apart by segments, which this student lacks: use another.",
     )
     teacher.network.to(work.device)
     with work.computing(settings):
@@ -217,8 +204,7 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
     settings = finetune_config({"length": teacher.extra.get("length"), **changes})
     require_that(
         not settings.features and not settings.words and settings.adapter.kind == "none",
-        "Distillation trains the student's whole network: it cannot be combined with "
-        "features, words or an adapter.",
+        "Distillation trains the whole student: leave features, words and adapter out.",
     )
     require_that(
         settings.length <= teacher.network.config.context,
@@ -231,13 +217,13 @@ def _settings(teacher: Checkpoint, changes: Mapping[str, Any]) -> FinetuneConfig
 
 def _labels(work: FinetuneData, teacher: Checkpoint) -> tuple[str, ...]:
     """The teacher's labels in its order; the rows may use fewer of them, but no others."""
-    if others := [label for label in work.labels if label not in teacher.labels]:
-        raise UsageError(
-            "The rows have the label {others!r}, which the teacher does not have (it has: "
-            "{known}).",
-            others=others[0],
-            known=", ".join(teacher.labels) or msg("none"),
-        )
+    others = [label for label in work.labels if label not in teacher.labels]
+    require_that(
+        not others,
+        "The rows have labels that the teacher does not have: {others} (it has: {known}).",
+        others=", ".join(others),
+        known=", ".join(teacher.labels) or msg("none"),
+    )
     return teacher.labels if work.labels else ()
 
 
@@ -249,11 +235,6 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     student = lesson.student
     out = lesson.out
     kind = _text_objective(teacher.network, student.network)
-    if kind is None:
-        raise UsageError(
-            "This teacher is not a language model: it has no mlm or lm head. Give its task with "
-            "--task."
-        )
     head = "lm" if kind == "both" else kind
     require_that(
         head in student.network.heads
@@ -284,12 +265,15 @@ def _of_text(lesson: Lesson, data: TextFiles, changes: Mapping[str, Any]) -> Com
     return lesson.result(model.checkpoint, *metrics)
 
 
-def _text_objective(teacher: Network, student: Network) -> TextObjective | None:
+def _text_objective(teacher: Network, student: Network) -> TextObjective:
     """What is taught on text; two models of both readings teach and learn both."""
+    require_that(
+        "mlm" in teacher.heads or "lm" in teacher.heads,
+        "This teacher is not a language model (no mlm or lm head): give its task with --task.",
+    )
     if teacher.config.both_ways and student.config.both_ways and "lm" in teacher.heads:
         return "both"
-    known: tuple[TextObjective, ...] = ("mlm", "lm")
-    return next((name for name in known if name in teacher.heads), None)
+    return "mlm" if "mlm" in teacher.heads else "lm"
 
 
 def _held_out(
@@ -297,15 +281,14 @@ def _held_out(
 ) -> list[dict[str, float]]:
     """Metrics of teacher and student on the held-out text; empty if it is too short."""
     recipe = read_recipe(out / "recipe.json")
-    device = teacher.device
     _, valid = make_feeds(recipe, [open_stores(out / "data")], Tokenizer.load(out), packed=False)
     if not valid:
         return []
-    machine = choose_execution(device, recipe.train)
+    machine = choose_execution(teacher.device, recipe.train)
     shares = [recipe.data.causal_share] if kind == "both" else []
     return [
         validate(LossModule(one, objective(kind, *shares)), valid[-1], recipe.train, machine)
-        for one in (teacher.eval(), student.to(device).eval())
+        for one in (teacher.eval(), student.to(teacher.device).eval())
     ]
 
 
@@ -314,10 +297,10 @@ def _recipe(teacher: Checkpoint, student: Checkpoint, kind: TextObjective) -> Re
     assert teacher.source is not None
     path = teacher.source / "recipe.json"
     model = student.network.config
-    if path.is_file():
-        known = read_recipe(path)
-        return replace(
-            known, name="distil", model=model, objective=kind, data=replace(known.data, weights=())
-        )
     length = min(model.context, teacher.network.config.context, MAX_TEXT_TOKENS)
-    return Recipe(name="distil", model=model, objective=kind, data=DataConfig(lengths=(length,)))
+    if not path.is_file():
+        data = DataConfig(lengths=(length,))
+        return Recipe(name="distil", model=model, objective=kind, data=data)
+    known = read_recipe(path)
+    data = replace(known.data, weights=())
+    return replace(known, name="distil", model=model, objective=kind, data=data)

@@ -1,11 +1,8 @@
 """Pruning: zeroes single weights, or removes whole layers, heads or neurons, least important first.
 
-The importance of a head or a neuron to a loss is |∂L / ∂gate| over rows or text: a gate multiplies
-a part's output, so its gradient is the sum of activation · gradient over the part (Michel et al.
-2019 eq. 2; Molchanov et al. 2017 for neurons). One forward and backward pass finds all of them.
-
-B rows, T tokens, N parts, D width, H heads, G key/value heads, E head width, F neurons of an MLP,
-I inputs, O outputs.
+The importance of a head or a neuron to a loss is |∂L / ∂gate| of a gate on its output: the sum of
+activation · gradient (Michel et al. 2019 eq. 2; Molchanov et al. 2017), by one pass for all.
+B rows, T tokens, N parts, D width, H heads, G key/value heads, E head width, F neurons of an MLP.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +21,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.result import CompressionResult, folder_measures, judged_options, open_whole
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import UsageError, require_that
 from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
@@ -47,60 +44,36 @@ PrunedPart = Callable[[str, Tensor], Tensor]
 
 
 def prune_model(model: str | Path, out: str | Path, **options: Any) -> CompressionResult:
-    """Prunes a model with exactly one method, saves it, and reports size and metrics.
-
-    `sparsity` is the share of each linear map's weights to set to zero; `pattern` "2:4" keeps two
-    of every four. `layers` lists the layers to keep; `heads` and `neurons` are the shares to keep
-    in each layer: those with the largest weights, or those that matter most to the loss on `train`
-    (text, or rows of the task). The pruned model should be trained further.
-    """
+    """Prunes a model with exactly one of `PruneOptions`; its task, data and device judge it."""
     train = options.pop("train", None)
-    judged = {name: options.pop(name, None) for name in ("task", "data", "device")}
-    chosen = {name: value for name, value in options.items() if value is not None}
-    for name in chosen:
-        require_known(name, PRUNE_METHODS, "There is no method {name!r} to prune.{hint}")
-    if len(chosen) != 1:
-        problem = (
-            msg("these are {chosen}: {chosen2}", chosen=len(chosen), chosen2=", ".join(chosen))
-            if chosen
-            else msg("none is given")
-        )
-        raise UsageError(
-            "Choose one of sparsity, pattern, layers, heads and neurons to prune by; {problem}.",
-            problem=problem,
-        )
-    judge = judged_options(judged, train)
+    chosen = {name: how for name in PRUNE_METHODS if (how := options.pop(name, None)) is not None}
+    require_that(
+        len(chosen) == 1,
+        "Choose one of sparsity, pattern, layers, heads and neurons to prune by, not {chosen}.",
+        chosen=", ".join(chosen) or msg("none"),
+    )
+    way, how = chosen.popitem()
+    judge = judged_options(options, train)
     out = Path(out)
     checkpoint = open_whole(model, out)
     source = checkpoint.source or out
-    way, how = next(iter(chosen.items()))
+    arguments = [checkpoint.network, how]
     if train is not None:
-        smaller = _by_loss(checkpoint, way, how, (judge.task, train), judge.device)
-    else:
-        smaller = PRUNE_METHODS[way](checkpoint.network, how)
+        _check_ranked(way, how)  # before the work
+        device = join_process_group(judge.device).device
+        arguments += [part_importance(checkpoint, way, judge.task, train, device)]
+    smaller = PRUNE_METHODS[way](*arguments)
     before = {"zeros": zeros(checkpoint.network)} | folder_measures(source, judge)
     write_checkpoint(replace(checkpoint, network=smaller), out)
     after = {"zeros": zeros(smaller)} | folder_measures(out, judge)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), before, after)
 
 
-def _by_loss(
-    checkpoint: Checkpoint,
-    way: str,
-    share: Any,
-    rows: tuple[str | Task | None, Path],
-    device: str | None,
-) -> Network:
-    """Prunes by importance to the loss on text or rows."""
+def _check_ranked(way: str, share: Any) -> None:
     require_that(
-        way in RANKED_METHODS,
-        "--train ranks {methods} by their importance, not {way}.",
-        methods=" and ".join(RANKED_METHODS),
-        way=way,
+        way in ("heads", "neurons"), "--train ranks heads and neurons, not {way}.", way=way
     )
-    _count(share, 1, way)  # fail on a bad share before the work
-    sizes = part_importance(checkpoint, way, *rows, join_process_group(device).device)
-    return RANKED_METHODS[way](checkpoint.network, share, sizes)
+    _count(share, 1, way)
 
 
 def zeros(network: Network) -> float:
@@ -134,10 +107,7 @@ def sparsified(network: Network, share: float) -> Network:
 
 @torch.no_grad()
 def patterned(network: Network, pattern: str) -> Network:
-    """Keeps the N largest weights of every M adjacent inputs.
-
-    "2:4" is the pattern that GPUs' sparse matmuls support.
-    """
+    """Keeps the N largest weights of every M adjacent inputs: "2:4" suits GPUs' sparse matmuls."""
     stay, block = _counts(pattern)
     network = deepcopy(network)
     for linear in _linear_maps(network):
@@ -183,13 +153,12 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
     )
     require_that(
         not config.skip_connections,
-        "Skip connections pair the layers of this model by index, so none can be removed. "
-        "Prune heads or neurons instead.",
+        "Skip connections pair the layers of this model: prune its heads or neurons instead.",
     )
-    if network.features is not None:
-        raise UsageError(
-            "A feature model reads these layers by index: prune before fine-tuning it."
-        )
+    require_that(
+        network.features is None,
+        "A feature model reads these layers by index: prune before fine-tuning it.",
+    )
     require_that(
         stay and stay == sorted(set(stay)) and 0 <= stay[0] <= stay[-1] < config.depth,
         "layers are the ones to keep, each once and in order, from 0 to {depth}; not {layers}.",
@@ -242,14 +211,10 @@ def with_heads(network: Network, share: float, sizes: Sequence[Tensor] | None = 
     Heads that share keys are kept or removed together.
     """
     config = network.config
+    varies = any(pattern.varies_by_head for pattern in network.trunk.patterns)
     require_that(
-        not any(pattern.varies_by_head for pattern in network.trunk.patterns),
-        "The heads of this model have their own attention patterns by index, so none can be "
-        "removed.",
-    )
-    require_that(
-        not network.trunk.needs_distances,
-        "The heads of this model have biases of their own for distances, so none can be removed.",
+        not varies and not network.trunk.needs_distances,
+        "The heads of this model have patterns or biases of their own, so none can be removed.",
     )
     stay = _count(share, config.key_heads, "heads")
     sizes = sizes or [_head_sizes(block.attend, config) for block in network.trunk.blocks]
@@ -318,11 +283,7 @@ def _rebuilt(
     return smaller.eval()
 
 
-RANKED_METHODS: dict[str, Callable[[Network, Any, Sequence[Tensor] | None], Network]] = {
-    "heads": with_heads,
-    "neurons": with_neurons,
-}
-PRUNE_METHODS: dict[str, Callable[[Network, Any], Network]] = {
+PRUNE_METHODS: dict[str, Callable[..., Network]] = {
     "sparsity": sparsified,
     "pattern": patterned,
     "layers": with_layers,
@@ -401,13 +362,12 @@ def _of_rows(
 
 
 def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:
-    if "lm" not in checkpoint.network.heads or checkpoint.tokenizer is None:
-        raise UsageError(
-            "Ranking by plain text needs a GPT and its tokenizer; for this model give the --task "
-            "of the rows."
-        )
+    require_that(
+        "lm" in checkpoint.network.heads,
+        "Ranking by plain text needs a GPT; for this model give the --task of the rows.",
+    )
     text = "\n\n".join(document.text for document in read_documents(data))
-    tokens = torch.tensor(checkpoint.tokenizer.encode(text, specials=False).tokens)
+    tokens = torch.tensor(checkpoint.required_tokenizer.encode(text, specials=False).tokens)
     rows = tokens.split(min(checkpoint.network.config.context, MAX_SAMPLE_TOKENS))
     return lm(), (
         {"tokens": row[None], "lm_labels": F.pad(row[None, 1:], (0, 1), value=IGNORE_LABEL)}

@@ -14,18 +14,10 @@ from torch import Tensor, nn
 from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing, clipped_scales, place_quantized
 from malmoi.checkpoint.weights import Quantized
+from malmoi.compression import result
 from malmoi.compression.options import JudgedOptions
-from malmoi.compression.result import (
-    CompressionResult,
-    Cost,
-    cost_of,
-    folder_size,
-    judged_options,
-    measures,
-    open_whole,
-    paired,
-)
-from malmoi.errors import UsageError, require_that
+from malmoi.compression.result import CompressionResult, Cost
+from malmoi.errors import require_that
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
 from malmoi.model import Network, count_parameters
@@ -51,11 +43,8 @@ def quantize_model(
 ) -> CompressionResult:
     """Quantizes the linear maps to 8 or 4 bits, saves the model, and reports size and metrics.
 
-    At 8 bits each row has one scale, at 4 every 32 inputs of it; `group` sets another number of
-    inputs. Embeddings, norms and heads are kept in bf16. Weights are rounded to the nearest value;
-    with a `calibration` text, GPTQ (Frantar et al. 2023) keeps the outputs on such text near the
-    original's instead. When opened, the model stays quantized if the machine has a kernel for it
-    (see `malmoi.kernels.int8`).
+    Embeddings, norms and heads are kept in bf16. When opened, the model stays quantized if the
+    machine has a kernel for it (see `malmoi.kernels.int8`).
     """
     require_that(bits in SUPPORTED_BITS, "bits must be 8 or 4, not {bits}.", bits=bits)
     require_that(
@@ -63,9 +52,9 @@ def quantize_model(
         "A group is a number of inputs, or 0 for a whole row; it cannot be {group}.",
         group=group,
     )
-    judge = judged_options(judged)
+    judge = result.judged_options(judged)
     out = Path(out)
-    checkpoint = open_whole(model, out)
+    checkpoint = result.open_whole(model, out)
     source = checkpoint.source or out
     before, cost = _judged(source, judge)
     count = count_parameters(checkpoint.network)
@@ -74,14 +63,14 @@ def quantize_model(
         round_calibrated(checkpoint, packing, Path(calibration), pick_device(judge.device))
     write_checkpoint(checkpoint, out, packing=packing)
     after, less = _judged(out, judge)
-    sizes = folder_size(source), folder_size(out)
-    return CompressionResult(out, (count, count), sizes, paired(before, after), (cost, less))
+    sizes = result.folder_size(source), result.folder_size(out)
+    return CompressionResult(out, (count, count), sizes, result.paired(before, after), (cost, less))
 
 
 def _judged(folder: Path, judge: JudgedOptions) -> tuple[dict[str, float], Cost]:
     """Metrics and cost of a model, loaded as `malmoi.load` does."""
     opened = load(folder, device=judge.device)
-    return measures(opened, judge), cost_of(opened)
+    return result.measures(opened, judge), result.cost_of(opened)
 
 
 # ------------------------------------------------------------------ GPTQ
@@ -93,8 +82,7 @@ def round_calibrated(
 ) -> None:
     """Replaces the blocks' linear maps by 4- or 8-bit ones, fitted to the calibration text.
 
-    Takes one forward pass: each map is rounded when its input arrives, so that the input includes
-    the errors of earlier maps.
+    Each map is rounded when its input arrives, which has the errors of earlier maps.
     """
     network = checkpoint.network
     _check_gptq(network, packing)
@@ -135,9 +123,7 @@ def _check_gptq(network: Network, packing: Packing) -> None:
 
 def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
     """The text as full rows [B, T], each with the special tokens that the model expects."""
-    words = checkpoint.tokenizer
-    if words is None:
-        raise UsageError("A calibration text needs a tokenizer; put its tokenizer.json there.")
+    words = checkpoint.required_tokenizer
     frame = words.encode("").tokens
     body = min(checkpoint.network.config.context, MAX_ROW_TOKENS) - len(frame)
     ids: list[int] = []
@@ -160,8 +146,7 @@ def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:
 def gptq(weight: Tensor, hessian: Tensor, bits: int, group: int) -> Quantized:
     """Rounds a weight [O, I] for inputs x with the Hessian Σ x xᵀ [I, I].
 
-    The scales are computed from the original weights, so that columns can be processed by
-    importance (largest diagonal entry first) and still be stored in order.
+    Scales of the original weights let the most important columns be rounded first.
     """
     importance = hessian.diagonal()
     groups = weight.float().unflatten(1, (-1, group))

@@ -13,7 +13,7 @@ from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.checkpoint.hf_tables import GPT2_TABLE
 from malmoi.compression.options import JudgedOptions
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.inference import Model, load
 from malmoi.inference.export import read_whole
@@ -141,9 +141,12 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
     """Loads the full model after checking that it can be compressed and written to `out`."""
     checkpoint = read_whole(model)
     checkpoint.network.require_attention("Compression")
-    source = checkpoint.source
-    if source is None or source.resolve() == out.expanduser().resolve():
-        raise UsageError("--out {out} is the model itself; choose another folder.", out=out)
+    source = checkpoint.source or out
+    require_that(
+        source.resolve() != out.expanduser().resolve(),
+        "--out {out} is the model itself; choose another folder.",
+        out=out,
+    )
     packed = source.is_dir() and read_model_json(source / "config.json").get("quantization_config")
     require_that(
         not packed and not is_quantized(checkpoint.network),
@@ -156,8 +159,10 @@ def open_whole(model: str | Path, out: Path) -> Checkpoint:
 def judged_options(options: Mapping[str, Any], *others: Path | None) -> JudgedOptions:
     """What to evaluate on; a task needs rows, here or among `others`."""
     judge = JudgedOptions(**options)
-    if judge.task is not None and not any((judge.data, *others)):
-        raise UsageError("--task describes the rows in --data: give --data too.")
+    require_that(
+        judge.task is None or any((judge.data, *others)),
+        "--task describes the rows in --data: give --data too.",
+    )
     return judge
 
 
@@ -170,8 +175,7 @@ def measures(opened: Model, judge: JudgedOptions) -> dict[str, float]:
         return {name: value for name, value in found.items() if isinstance(value, float)}
     require_that(
         "perplexity" in opened.abilities,
-        "Plain text in --data is scored by a GPT's perplexity; for this model give the "
-        "--task of the rows.",
+        "Plain text is scored by a GPT's perplexity; for this model give the --task of the rows.",
     )
     text = "\n\n".join(document.text for document in read_documents(judge.data))
     return {"perplexity": opened.perplexity(text)}

@@ -30,8 +30,7 @@ def share_layers(
     """Writes a model with `groups` distinct blocks, each the mean of the layers it replaces.
 
     With `embedding` the embeddings are factorised to that width by SVD. The model must be trained
-    further, and is saved in fp32 for that. A BERT with a narrower embedding becomes an ALBERT; any
-    other model is saved in Malmoi's own format.
+    further, and is saved in fp32 for that.
     """
     out = Path(out)
     checkpoint = open_teacher(model, out)
@@ -75,15 +74,11 @@ def shared(old: Network, groups: int, embedding: int = 0) -> Network:
 
 
 def _same(old: Network, new: Network) -> dict[str, Tensor]:
-    """Tensors with the same shape in both networks, except the blocks.
-
-    An MLM head as wide as the embedding is newly initialised.
-    """
+    """Tensors with the same shape in both networks, except the blocks."""
     shapes = {name: tensor.shape for name, tensor in new.state_dict().items()}
-    state = old.state_dict().items()
-    return {
-        k: t for k, t in state if shapes.get(k) == t.shape and not k.startswith("trunk.blocks.")
-    }
+    state = old.state_dict()
+    outside = [name for name in state if not name.startswith("trunk.blocks.")]
+    return {name: state[name] for name in outside if shapes.get(name) == state[name].shape}
 
 
 def _averaged(old: Network, groups: int) -> Iterator[tuple[str, Tensor]]:

@@ -14,18 +14,12 @@ import torch
 from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import MalmoiError, require_that
-from malmoi.evaluation.features import FeatureView, Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Task
+from malmoi.finetuning import few_labels
 from malmoi.finetuning.candidates import Gain, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import (
-    cross_validated,
-    frozen_model,
-    item_vectors,
-    label_outcome,
-    rows_by_label,
-)
 from malmoi.finetuning.task_data import FinetuneData, load_data
 from malmoi.messages import msg
 from malmoi.model import count_parameters
@@ -60,10 +54,8 @@ def models_at_hand(*named: str) -> list[str]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     runs = [str(path.parent) for path in sorted(Path("runs").glob("*/config.json"))]
-    cached = [
-        path.relative_to(HF_HUB_CACHE).parts[0] for path in Path(HF_HUB_CACHE).glob(HUB_CACHE)
-    ]
-    hub = [name.removeprefix("models--").replace("--", "/") for name in sorted(cached)]
+    cached = sorted(path.parents[2].name for path in Path(HF_HUB_CACHE).glob(HUB_CACHE))
+    hub = [name.removeprefix("models--").replace("--", "/") for name in cached]
     return list(dict.fromkeys((*named, *runs, *hub)))
 
 
@@ -83,7 +75,7 @@ def probe_bases(
             if start.network.config.both_ways:  # a label depends on the whole text
                 start = replace(start, network=start.network.masked())
             work = load_data(task, data, None, FinetuneConfig(), start, device)
-            found, outcome = _probe(name, rows_by_label(work, MAX_ROWS), start, first)
+            found, outcome = _probe(name, few_labels.rows_by_label(work, MAX_ROWS), start, first)
         except MalmoiError as problem:
             yield ProbedBase(name, problem=str(problem))
             continue
@@ -94,16 +86,16 @@ def probe_bases(
 def _probe(
     name: str, work: FinetuneData, start: Checkpoint, first: Outcome | None
 ) -> tuple[ProbedBase, Outcome]:
-    checkpoint = frozen_model(work, FinetuneConfig())
+    checkpoint = few_labels.frozen_model(work, FinetuneConfig())
     network = checkpoint.network.eval()
-    items = encode_examples(
-        work.task, work.held, FeatureView.of(work.predictor(checkpoint), work.labels)
-    )
+    items = encode_examples(work.task, work.held, work.view(checkpoint))
     began = time.monotonic()
-    x = item_vectors(network, items)
+    x = few_labels.item_vectors(network, items)
     speed = len(items) / (time.monotonic() - began)
-    scores = cross_validated(x, torch.tensor([item.label for item in items]), len(work.labels))
-    outcome = label_outcome(work, scores)
+    scores = few_labels.cross_validated(
+        x, torch.tensor([item.label for item in items]), len(work.labels)
+    )
+    outcome = few_labels.label_outcome(work, scores)
     gain = None if first is None else paired_gain(held_out_score(work), first, outcome)
     value = outcome.metrics[work.primary_metric]
     covers = unknown_note(start.required_tokenizer, (t for row in work.held for t in row.texts))

@@ -1,22 +1,13 @@
 """Candidates: ways to learn a task from its rows, and one comparison of them.
 
-| candidate | tried | takes | compared on | record |
-|---|---|---|---|---|
-| label words (few_labels.py) | few rows, a GPT or BERT | a reading | folds | search.json |
-| a new layer | beside label words | a reading | folds | search.json |
-| the frozen model (run.py) | no budget | a reading | held-out rows | train_state |
-| others' student (search.py) | `best` | the time left | held-out rows | search.json |
-
-Contrasted vectors (few_labels.py) are not compared: each fold would take as long as the run.
-Candidates are compared on the same rows, which they did not learn from: most are easy or hard for
-both, so that the error of a difference is smaller than that of either.
+Label words and a new layer (few_labels.py), clouds (unlabelled.py), the frozen model (run.py), and
+others' student (search.py) are compared on the same rows, which they did not learn from: most are
+easy or hard for both, so that the error of a difference is smaller than that of either.
 """
 
 import json
-import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,12 +17,12 @@ from typing import Any
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.features import Outcome
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.messages import msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import JsonObject, read_object
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 RECORD = "search.json"
 GROUPS = 25  # of rows; an error from so many is itself exact to a seventh
@@ -58,15 +49,12 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Rival(ABC):
+class Rival:
     """A finished model in a folder, which stays the result if it beats the one in training."""
 
     name: str
     folder: Path
-
-    @abstractmethod
-    def beats(self, outcome: Outcome) -> bool:
-        """Whether it is better than this outcome of the held-out rows; not without any."""
+    beats: Callable[[Outcome], bool]  # whether it is better than this outcome of the held-out rows
 
 
 def paired_gain(score: Score, base: Outcome, other: Outcome) -> Gain:
@@ -124,32 +112,17 @@ class Tried:
         return ", ".join(names) or msg("the default settings")
 
     def log(self, measure: str) -> None:
-        shown = {
-            "described": msg(self.name)
-            if self.changes is None
-            else msg(
-                "{trial}: {changes}, seed {seed}",
-                trial=self.name,
-                changes=self._settings,
-                seed=self.seed,
-            ),
-            "measure": measure,
-            "value": f"{self.value or 0:.4f}",
-            "seconds": self.seconds,
-            "gain": self.gain,
-        }
-        if self.value is None:
-            logger.info(msg("{described}: {seconds:.1f} s.", **shown))
-        elif self.gain is None:
-            logger.info(msg("{described}: held-out {measure} {value} in {seconds:.1f} s.", **shown))
-        else:
-            logger.info(
-                msg(
-                    "{described}: held-out {measure} {value} in {seconds:.1f} s ({gain} "
-                    "beside the first).",
-                    **shown,
-                )
-            )
+        described = msg(self.name)
+        if self.changes is not None:
+            words = {"trial": self.name, "changes": self._settings, "seed": self.seed}
+            described = msg("{trial}: {changes}, seed {seed}", **words)
+        parts = [msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds)]
+        if self.value is not None:
+            found = f"{self.value:.4f}"
+            parts.append(msg("held-out {measure} {value}", measure=measure, value=found))
+        if self.gain is not None:
+            parts.append(msg("{gain} beside the first", gain=self.gain))
+        logger.info(joined(", ", parts) + ".")
 
 
 @dataclass
@@ -189,8 +162,8 @@ class Comparison:
 def read_tried(out: Path) -> dict[str, Tried]:
     """The candidates tried in a folder by name; none if nothing was compared."""
     path = out / RECORD
-    rows = (
-        JsonObject(read_object(path), str(path)).list_of("trials", dict) if path.is_file() else []
-    )
+    if not path.is_file():
+        return {}
+    rows = JsonObject(read_object(path), str(path)).list_of("trials", dict)
     tried = [Tried(**{**row, "gain": row["gain"] and Gain(**row["gain"])}) for row in rows]
     return {one.name: one for one in tried}

@@ -239,24 +239,18 @@ def _conflicts(s: FinetuneConfig) -> dict[str, bool]:
     several = s.grid or s.seeds > 1
     adapted = s.adapter.kind != "none"
     return {
-        msg(
-            "An adapter extends a pre-trained model: it cannot be combined with features or "
-            "from_scratch."
-        ): adapted and bool(s.features or s.from_scratch),
+        msg("An adapter cannot be combined with features or from_scratch."): adapted
+        and bool(s.features or s.from_scratch),
         msg("features cannot be combined with lm or grid: both fine-tune the whole model."): bool(
             s.features and (s.lm or s.grid)
         ),
-        msg(
-            "labels are learnt from rows without labels: give these, too (--unlabelled FILE)."
-        ): bool(s.labels) > bool(s.unlabelled),
+        msg("labels are learnt from rows without labels: give --unlabelled FILE."): bool(s.labels)
+        > bool(s.unlabelled),
         msg("best needs a time budget: --best --minutes 10 (best=True, minutes=10)."): s.best
         and not s.minutes,
         msg(
-            "best searches settings of full fine-tuning: it cannot be combined with grid, seeds, "
-            "features, adapter, words, freeze or contrastive."
+            "best searches full fine-tuning: it cannot be combined with grid, seeds, features, "
+            "adapter, words, freeze or contrastive."
         ): s.best and (several or not s.trains_all),
-        msg(
-            "Use the grid or several seeds, not both: search the grid first, then repeat its "
-            "best with seeds."
-        ): s.grid and s.seeds > 1,
+        msg("Use the grid or several seeds, not both."): s.grid and s.seeds > 1,
     }

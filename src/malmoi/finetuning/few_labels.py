@@ -4,10 +4,10 @@ n rows, D width of a text's vector, N labels, F folds, P prompts.
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,19 +26,12 @@ from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, hold_out
 from malmoi.finetuning.task_network import build_task_network, task_facts, task_verbalizer
 from malmoi.finetuning.trainer import FinetuneTrainer
-from malmoi.inference import Model
-from malmoi.inference.predict import (
-    CONTENT_FREE,
-    Predictor,
-    Verbalizer,
-    content_free_bias,
-    pool_texts,
-    word_logprobs,
-)
+from malmoi.inference import Model, predict
+from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
 from malmoi.inference.zero_shot import descriptions, prompt_language
 from malmoi.interpret.probe import fit_linear
-from malmoi.messages import msg
+from malmoi.messages import StatusLog
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
 from malmoi.system.optimizers import lean
@@ -46,11 +39,12 @@ from malmoi.system.progress import tracked
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ a linear head, solved for
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of scores [n, N] and labels
+Fit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # vectors, labels → weight, bias
 LOSSES: Mapping[TaskHead, Loss] = {
     ONE_LABEL: F.cross_entropy,
     LABEL_SET: F.binary_cross_entropy_with_logits,
@@ -82,7 +76,9 @@ def frozen_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 
 def item_vectors(network: Network, items: Sequence[TrainingItem]) -> Tensor:
     """A pooled vector per item [n, D]: the sum of its rows, as a pair in both orders is read."""
-    vectors = pool_texts(network, [row for item in items for row in item.rows]).float().cpu()
+    vectors = (
+        predict.pool_texts(network, [row for item in items for row in item.rows]).float().cpu()
+    )
     return vectors.view(len(items), -1, vectors.size(-1)).sum(1)
 
 
@@ -94,28 +90,31 @@ def fit_head(
     Vectors are scaled by their mean length, so that the penalty does not depend on the encoder's
     scale; to choose it they are centred too, since some encoders have one large vector in all.
     """
-    head = cast(LinearHead, network.heads["classify"]).linear
-    classes = head.out_features
+    classes = cast(LinearHead, network.heads["classify"]).linear.out_features
     middle = x.mean(0) * (ridge is None)
-    x = x - middle
-    scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
-    x = x * scale
-    axes = _own_axes(x)
-    x = x @ axes.T
+    x, axes = _scaled(x - middle)
     if ridge is None:
         ridge = _best_ridge(x[:MAX_RIDGE_ROWS], y[:MAX_RIDGE_ROWS], classes, loss) / len(x)
     weight, bias = fit_linear(x, y, classes, ridge, loss)
-    weight = axes.T @ weight * scale
-    with torch.no_grad():
-        head.weight.copy_(weight.T)
-        if head.bias is not None:
-            head.bias.copy_(bias - middle @ weight)
+    weight = axes.T @ weight
+    set_head(network, weight, bias - middle @ weight)
 
 
-def _own_axes(x: Tensor) -> Tensor:
-    """Axes of the space that the rows span [min(n, D), D]: the least loss is reached within it."""
+@torch.no_grad()
+def set_head(network: Network, weight: Tensor, bias: Tensor) -> None:
+    """Makes x W + b the scores of the classify head, but for a bias that it lacks."""
+    head = cast(LinearHead, network.heads["classify"]).linear
+    head.weight.copy_(weight.T)
+    if head.bias is not None:
+        head.bias.copy_(bias)
+
+
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of mean length 1 in axes of the space that they span, and these axes, scaled too."""
+    scale = 1 / x.norm(dim=1).mean().clamp(min=TINY)
     rows, width = x.shape
-    return torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
+    axes = torch.linalg.svd(x, full_matrices=False).Vh if rows < width else torch.eye(width).to(x)
+    return x @ axes.T * scale, axes * scale
 
 
 def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
@@ -126,7 +125,8 @@ def _best_ridge(x: Tensor, y: Tensor, classes: int, loss: Loss) -> float:
     held = folds_by_label(y)
 
     def errors(ridge: float) -> tuple[int, float]:
-        scores = held_out_scores(x, y, held, classes, ridge / len(x), loss)
+        fit = partial(fit_linear, classes=classes, ridge=ridge / len(x), loss=loss)
+        scores = held_out_scores(x, y, held, classes, fit)
         wrong = scores.argmax(1) != y if loss is F.cross_entropy else torch.zeros(())
         return int(wrong.sum()), float(loss(scores, y))
 
@@ -141,21 +141,18 @@ def folds_by_label(y: Tensor, count: int = FOLDS) -> Tensor:
 
 def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Scores of every row [n, N] by a layer that did not see it; the ridge is chosen on all."""
-    x = x - x.mean(0)
-    x = x / x.norm(dim=1).mean().clamp(min=TINY)
-    x = x @ _own_axes(x).T
+    x, _ = _scaled(x - x.mean(0))
     ridge = _best_ridge(x, y, classes, F.cross_entropy) / len(x)
-    return held_out_scores(x, y, folds_by_label(y), classes, ridge)
+    fit = partial(fit_linear, classes=classes, ridge=ridge)
+    return held_out_scores(x, y, folds_by_label(y), classes, fit)
 
 
-def held_out_scores(
-    x: Tensor, y: Tensor, held: Tensor, classes: int, ridge: float, loss: Loss = F.cross_entropy
-) -> Tensor:
+def held_out_scores(x: Tensor, y: Tensor, held: Tensor, classes: int, fit: Fit) -> Tensor:
     """Scores of every row [n, N] by the fit without its fold; `held` [F, n] are the folds' rows."""
     scores = torch.zeros(len(x), classes, dtype=x.dtype)
     for fold in held:
         if not fold.all():
-            weight, bias = fit_linear(x[~fold], y[~fold], classes, ridge, loss)
+            weight, bias = fit(x[~fold], y[~fold])
             scores[fold] = x[fold] @ weight + bias
     return scores
 
@@ -171,14 +168,12 @@ def choose_contrast(
 ) -> FinetuneConfig:
     """Adds a contrastive stage to the settings if there are few rows (Tunstall et al. 2022).
 
-    Automatic for classification with at most `MAX_FEW_ROWS` rows by a fully trained sentence
-    encoder; `contrastive` turns it on or off. Explicit options are kept.
+    Automatic for classes by a fully trained sentence encoder; `contrastive` turns it on or off.
     """
     fits = head_kind(work.task) is CLASSIFICATION and work.start.sentence is not None
     require_that(
         not settings.contrastive or fits,
-        "contrastive needs a classification task and a sentence encoder: a folder that "
-        "sentence-transformers or malmoi finetune similarity wrote.",
+        "contrastive needs a classification task and a sentence encoder's folder.",
     )
     whole = settings.trains_all and not settings.from_scratch
     chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
@@ -186,12 +181,9 @@ def choose_contrast(
         return replace(settings, contrastive=False)
     if chosen:
         logger.info(
-            msg(
-                "Only {train} training rows: using contrastive learning on sentence vectors "
-                "and a logistic layer, as in SetFit (--set contrastive=false for plain "
-                "fine-tuning).",
-                train=len(work.train),
-            )
+            "Only {train} training rows: contrasting sentence vectors and fitting a logistic "
+            "layer, as in SetFit (--set contrastive=false for plain fine-tuning).",
+            train=len(work.train),
         )
     unset = {name: value for name, value in CONTRAST_DEFAULTS.items() if name not in given}
     return settings.override({**unset, "contrastive": True, "frozen_first": False})
@@ -221,8 +213,7 @@ def has_letters(word: str) -> bool:
 def contrast_loss() -> Objective:
     """Squared distance of each pair's cosine from 1 (same label) or 0 (SetFit §3.1).
 
-    A batch of n rows has n(n − 1)/2 pairs: one forward pass of the rows serves them all. Pairs with
-    equal and with different labels count half each, whatever the number of classes.
+    Pairs with equal and with different labels count half each, whatever the number of classes.
     """
 
     def total(done: ForwardPass) -> Tensor:
@@ -277,8 +268,7 @@ def choose_prompt(
 ) -> tuple[FinetuneData, FinetuneConfig]:
     """Adds the calibrated label words to use instead of training, if there are few rows.
 
-    Automatic for classification with at most `MAX_FEW_ROWS` rows by a language model, if no option
-    asks for training; `prompt` turns it on or off.
+    Automatic for a language model if no option asks for training; `prompt` turns it on or off.
     """
     fits = _can_prompt(work, settings)
     neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
@@ -297,13 +287,11 @@ def _can_prompt(work: FinetuneData, settings: FinetuneConfig) -> bool:
     named = all(map(has_letters, words)) and len({*words}) == len(words)
     require_that(
         not settings.prompt or able,
-        "prompt needs a classification task with at least two labels, and a GPT or a BERT with "
-        "its masked-language head.",
+        "prompt needs several classes, and a GPT or a BERT with its masked-language head.",
     )
     require_that(
         not settings.prompt or named,
-        "prompt needs labels that are different words, such as positive and negative; "
-        "these are {words}.",
+        "prompt needs labels that are different words; these are {words}.",
         words=", ".join(words),
     )
     return able and named
@@ -321,20 +309,17 @@ def prompted_model(work: FinetuneData, words: Verbalizer) -> Checkpoint:
 
 
 def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbalizer | None:
-    """The mean of the best prompts by log-loss.
+    """The mean of the best prompts; None if a new layer, which is yet to learn more, is as good.
 
-    None if a new layer is as good, which has yet to learn from all rows, or if the words are not
-    clearly better than the most frequent label: then the model does not know them.
+    None, too, if the words are not clearly better than the most frequent label.
     """
     work = rows_by_label(work, MAX_COMPARED_ROWS, settings.seed)
     prompts = _prompts(work)
     logger.info(
-        msg(
-            "Only {train} training rows: comparing label words after {candidates} prompts "
-            "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
-            train=len(work.train),
-            candidates=len(prompts),
-        )
+        "Only {train} training rows: comparing label words after {candidates} prompts "
+        "with a new layer by cross-validation (--set prompt=false for fine-tuning).",
+        train=len(work.train),
+        candidates=len(prompts),
     )
     work.start.network.to(work.device).eval()
     few = replace(work, held=work.held[:: -(-len(work.held) // FIRST_ROWS)])
@@ -346,10 +331,8 @@ def _compare(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Verbali
             logger.info("A new layer is trained.")
             return None
     logger.info(
-        msg(
-            "Label words after {prompts}: nothing needs to be trained.",
-            prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
-        )
+        "Label words after {prompts}: nothing needs to be trained.",
+        prompts=", ".join(repr(one.prompt) for one in (words, *words.also)),
     )
     return words
 
@@ -398,15 +381,15 @@ def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[T
     start = work.start
     rows = len(work.held)
     texts = [(row.text, row.pair or "") for row in work.held]
-    texts += [(one, one) for one in CONTENT_FREE]
+    texts += [(one, one) for one in predict.CONTENT_FREE]
     found = []
     said = prompts[0].said
     # one text at a time: its prompts share its tokens
     for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
         queries = [words.query(*texts[i]) for words in prompts]
-        found.append(word_logprobs(start.network, start.required_tokenizer, queries, said))
+        found.append(predict.word_logprobs(start.network, start.required_tokenizer, queries, said))
     logs = torch.stack(found, 1).double().log_softmax(-1)
-    return logs[:, :rows], torch.stack([content_free_bias(one) for one in logs[:, rows:]])
+    return logs[:, :rows], torch.stack([predict.content_free_bias(one) for one in logs[:, rows:]])
 
 
 def _folds(labels: Tensor) -> Tensor:
@@ -471,7 +454,9 @@ def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     texts = ["\n".join(row.texts) for row in work.held]
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
-    return held_out_scores(vectors, labels, folds[:-1], len(work.labels), 0.5 / len(labels))
+    classes = len(work.labels)
+    fit = partial(fit_linear, classes=classes, ridge=0.5 / len(labels))
+    return held_out_scores(vectors, labels, folds[:-1], classes, fit)
 
 
 def label_outcome(work: FinetuneData, scores: Tensor) -> Outcome:

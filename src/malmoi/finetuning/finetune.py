@@ -1,11 +1,11 @@
 """Fine-tunes a pre-trained model on labelled rows and writes the result to a folder."""
 
-import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from malmoi.errors import require_that
 from malmoi.evaluation.kinds import HeadKind, by_metric, head_kind
 from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
+from malmoi.finetuning import unlabelled
 from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
@@ -23,15 +24,8 @@ from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
 from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
-from malmoi.finetuning.unlabelled import (
-    FOLDER,
-    has_clouds,
-    taught,
-    teachers_folders,
-    teachers_settings,
-)
 from malmoi.inference import Model
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.machine import per_device
@@ -42,7 +36,7 @@ from malmoi.text.rows import RowSource
 from malmoi.training.log import check_trackers
 from malmoi.training.parallel import join_process_group
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,27 +59,10 @@ def run_finetuning(
     dev: RowSource | None = None,
     **options: Any,
 ) -> FinetuneResult:
-    """Fine-tunes a BERT or a GPT on a task; transformers can open the resulting folder.
+    """Fine-tunes a BERT or a GPT on a task (see `malmoi.finetune`).
 
-    `data` is the training rows: files, a folder with train and dev files, or a table in memory;
-    with `labels` it has none. `dev` is only for evaluation; without it a tenth of the rows is held
-    out. Everything that is selected is selected on training rows. Options are `device`,
-    `overwrite`, and fields of `FinetuneConfig`: epochs=3, lr=2e-5, freeze=True, lm=0.5, seeds=5…
-    A GPT starts from GPT-1's defaults, other models from BERT's. The same call on the same folder
-    resumes an unfinished run; a finished one is not repeated unless `overwrite` is set.
+    Options are `device`, `overwrite`, and fields of `FinetuneConfig`.
     """
-    with working_copy(out) as folder:
-        return _finetuned(model, task, data, folder, dev, **options)
-
-
-def _finetuned(
-    model: str | Path | Model,
-    task: str | Task,
-    data: RowSource,
-    out: Path,
-    dev: RowSource | None,
-    **options: Any,
-) -> FinetuneResult:
     began = time.monotonic()
     overwrite = bool(options.pop("overwrite", False))
     start = model.checkpoint if isinstance(model, Model) else read_with_adapter(model)
@@ -98,33 +75,37 @@ def _finetuned(
     settings = default_budget(settings, given, kind, device.type)
     check_trackers(settings.track)
     chosen = by_metric(chosen, settings.metric)
-    start = _checked(start, settings, out, reads=not kind.writes)
-    work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
-    settings = replace(settings, unlabelled=tuple(Path(path).name for path in settings.unlabelled))
-    if overwrite:
-        (out / RECORD).unlink(missing_ok=True)
-    if has_clouds(work, settings):
-        settings = replace(_unsearched(settings), frozen_first=False)
-        return run_all(work, settings, out, overwrite=overwrite)
-    if work.unlabelled and not settings.best:
-        lesson = teachers_settings(work, settings)
-        teacher = _learn(work.labelled, lesson, given, out / FOLDER, overwrite=overwrite, gpt=gpt)
-        write_checkpoint(teacher.model.checkpoint, out)  # usable, should the student be stopped
-        work = taught(work, settings, teachers_folders(lesson, out))
-        settings = replace(settings, frozen_first=False)
-    return _learn(work, settings, given, out, overwrite=overwrite, gpt=gpt)
+    with working_copy(out) as folder:
+        start = _checked(start, settings, folder, reads=not kind.writes)
+        work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
+        names = tuple(Path(path).name for path in settings.unlabelled)
+        settings = replace(settings, unlabelled=names)
+        learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
+        if work.unlabelled and not settings.best and not unlabelled.has_clouds(work, settings):
+            lesson = unlabelled.teachers_settings(work, settings)
+            teacher = learn(work.labelled, lesson, folder / unlabelled.FOLDER)
+            # usable, should the student be stopped
+            write_checkpoint(teacher.model.checkpoint, folder)
+            work = unlabelled.taught(work, settings, unlabelled.teachers_folders(lesson, folder))
+            settings = replace(settings, frozen_first=False)
+        return learn(work, settings, folder)
 
 
 def _learn(
     work: FinetuneData,
     settings: FinetuneConfig,
-    given: set[str],
     out: Path,
     *,
+    given: set[str],
     overwrite: bool,
     gpt: bool,
 ) -> FinetuneResult:
     """Chooses the way and the settings that were not given, and runs them."""
+    if overwrite:
+        (out / RECORD).unlink(missing_ok=True)
+    if unlabelled.has_clouds(work, settings):
+        settings = replace(_unsearched(settings), frozen_first=False)
+        return run_all(work, settings, out, overwrite=overwrite)
     work, settings = choose_prompt(work, settings, given, out)
     settings = choose_contrast(work, settings, given)
     if settings.contrastive or settings.prompt:
@@ -137,9 +118,7 @@ def _unsearched(settings: FinetuneConfig) -> FinetuneConfig:
     """The settings for few labels, with which nothing is searched."""
     if not settings.best:
         return settings
-    logger.info(
-        "There are too few rows to compare settings: best uses the defaults for few labels."
-    )
+    logger.info("There are too few rows to compare settings: best uses the defaults for them.")
     return replace(settings, best=False, minutes=0.0)
 
 
@@ -169,32 +148,21 @@ def run_all(
         if len(runs) > 1:
             save_model(work, settings, kept.checkpoint, out)
             found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-            logger.info(
-                msg(
-                    "{runs} runs: {measure} {mean:.4f} ± {deviation:.4f} (standard deviation).",
-                    runs=len(runs),
-                    measure=measure,
-                    mean=found.mean,
-                    deviation=found.deviation,
-                )
-            )
+            value = f"{measure} {found.mean:.4f} ± {found.deviation:.4f}"
+            logger.info("{runs} runs: {value} (standard deviation).", runs=len(runs), value=value)
         write_results(work, kept, runs, out)
-    every = tuple(run.outcome.metrics for run in runs)
     if is_adapter(out):
         usable = read_with_adapter(out, device=work.device)
     else:  # with its folder, which knows the task and its columns
         usable = replace(kept.checkpoint, source=out.absolute())
+    metrics = [run.outcome.metrics for run in (kept, *runs)]
     return FinetuneResult(
-        kept.outcome.metrics, every, out, Model(usable), kept.steps, work.protocol
+        metrics[0], tuple(metrics[1:]), out, Model(usable), kept.steps, work.protocol
     )
 
 
 def _is_gpt(network: Network) -> bool:
-    """Whether GPT-1's defaults apply.
-
-    An untied language head would have to be saved with the task's head, and transformers has no
-    such model.
-    """
+    """Whether GPT-1's defaults apply: transformers has no untied language head beside a task's."""
     c = network.config
     return "lm" in network.heads and c.pool == "last" and c.tied and not c.both_ways
 
@@ -265,8 +233,7 @@ def default_budget(
     able = _can_start_frozen(settings, kind)
     require_that(
         not settings.frozen_first or able,
-        "frozen_first needs one run of full fine-tuning for classification, multilabel or "
-        "regression: leave it out.",
+        "frozen_first needs one run of full fine-tuning for labels or numbers: leave it out.",
     )
     if settings.best:  # minutes are the budget of all runs, not of one
         limit = min(settings.max_minutes or math.inf, FIRST_TIME * settings.minutes)
@@ -308,10 +275,7 @@ def _by_rows(table: RowTable, rows: int) -> dict[str, Any]:
 def apply_defaults(
     settings: FinetuneConfig, given: Collection[str], work: FinetuneData, *, gpt: bool
 ) -> FinetuneConfig:
-    """Chooses settings that were not given by the rows, the kind and the model; logs the choice.
-
-    A GPT uses GPT-1's defaults; frozen trunks, adapters and some kinds have their own.
-    """
+    """Chooses settings that were not given by the rows, the kind and the model; logs the choice."""
     kind = head_kind(work.task)
     chosen: dict[str, Any] = {}
     if kind.writes:
@@ -322,9 +286,7 @@ def apply_defaults(
     settings = replace(settings, **chosen)
     if settings.class_weights is None and (rare := rare_label(work)):
         settings = replace(settings, class_weights=True)
-        logger.info(
-            msg("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
-        )
+        logger.info("Labels are imbalanced (the rarest is {rare}): using class weights.", rare=rare)
     if chosen:
         logger.info(_sentence(settings, len(work.train)))
     return settings
@@ -358,13 +320,13 @@ def rare_label(work: FinetuneData) -> str:
 
 def _sentence(settings: FinetuneConfig, rows: int) -> str:
     s = settings
-    parts = {
-        s.describe_budget(): True,
-        msg("batches of {batch}", batch=s.batch): True,
-        msg("rate {lr:g}", lr=s.lr): True,
-        msg("layer decay {decay:g}", decay=s.layer_decay): s.layer_decay < 1,
-        msg("averaged over the last {average:.0%}", average=s.average): s.average > 0,
-        msg("a new top layer"): s.layers_transferred is not None,
-    }
-    said = [part for part, holds in parts.items() if holds]
-    return msg("{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", said))
+    parts = [
+        s.describe_budget(),
+        msg("batches of {batch}", batch=s.batch),
+        msg("rate {lr:g}", lr=s.lr),
+        s.layer_decay < 1 and msg("layer decay {decay:g}", decay=s.layer_decay),
+        s.average and msg("averaged over the last {average:.0%}", average=s.average),
+        s.layers_transferred is not None and msg("a new top layer"),
+    ]
+    said = joined(", ", [part for part in parts if part])
+    return msg("{rows:,} rows: {parts}.", rows=rows, parts=said)

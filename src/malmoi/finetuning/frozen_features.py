@@ -1,15 +1,16 @@
 """Feature-based adaptation (BERT §5.3, table 7): a small model on cached frozen hidden states.
 
-States are computed once and stored in half precision in the cache directory, in a folder named
-by a hash of the weights and the rows, one memory-mapped file per layer.
+States are computed once and stored in half precision in the cache directory, in a memory-mapped
+file named by a hash of the weights, the layers and the rows.
 """
 
 import hashlib
-import logging
+import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -25,8 +26,8 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.messages import msg
-from malmoi.model import Activations, FeatureConfig, Network
+from malmoi.messages import StatusLog, plural
+from malmoi.model import FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.model.trunks import STATE_DTYPE
 from malmoi.system.files import scratch_folder
@@ -35,9 +36,9 @@ from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
-STATES_FORMAT = 2
+STATES_FORMAT = 3
 BYTES_PER_NUMBER = 2  # half precision
 # depth → (layers, whether they are combined by a weighted sum)
 LAYER_CHOICES: dict[str, Callable[[int], tuple[tuple[int, ...], bool]]] = {
@@ -81,19 +82,15 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
 def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
     if name in LAYER_CHOICES:
         return LAYER_CHOICES[name](depth)
-    word, _, numbers = name.partition("=")
-    try:
-        if word != "layers":
-            raise ValueError
-        given = tuple(int(number) for number in numbers.split(","))
-    except ValueError:
-        known = msg("{choices} or layers=8,9,-1", choices=", ".join(LAYER_CHOICES))
+    numbers = re.fullmatch(r"layers=(-?\d+(?:,-?\d+)*)", name)
+    if numbers is None:
         raise UsageError(
-            "There are no features {name!r}.{hint} Use {known}.",
+            "There are no features {name!r}.{hint} Use {choices} or layers=8,9,-1.",
             name=name,
             hint=nearest(name, LAYER_CHOICES),
-            known=known,
-        ) from None
+            choices=", ".join(LAYER_CHOICES),
+        )
+    given = tuple(map(int, numbers[1].split(",")))
     check_layers(given, depth)
     return tuple(layer % (depth + 1) for layer in given), False
 
@@ -114,10 +111,9 @@ class CachedTrunk(nn.Module):
         parts = [tokens] if segments is None else [tokens, segments]
         lengths = [tokens.size(1)] * len(tokens) if keep is None else keep.sum(1).tolist()
         found = torch.zeros(*tokens.shape, *self.states.shape, dtype=weight.dtype)
-        for i, (row, n) in enumerate(
-            zip(torch.stack(parts, 1).cpu().numpy(), lengths, strict=True)
-        ):
-            found[i, :n] = self.states[row_key(row[:, :n])]
+        rows = torch.stack(parts, 1).cpu().numpy()
+        for here, row, n in zip(found, rows, lengths, strict=True):
+            here[:n] = self.states[row_key(row[:, :n])]
         return found.to(weight.device)
 
 
@@ -147,52 +143,32 @@ class HiddenStateCache:
     """Hidden states by row, [T, L, D] each, read from disk on access; missing ones are computed."""
 
     def __init__(self, network: Network, rows: Sequence[TokenRow]) -> None:
+        assert network.features is not None
         segmented = bool(network.config.segments)
         named = {
             row_key([row.tokens, row.segments] if segmented else [row.tokens]): row for row in rows
         }
         ordered = dict(sorted(named.items(), key=lambda item: (-len(item[1].tokens), item[0])))
-        ends = accumulate((len(row.tokens) for row in ordered.values()), initial=0)
+        ends = [0, *accumulate(len(row.tokens) for row in ordered.values())]
         self._places = dict(zip(ordered, pairwise(ends), strict=True))
-        assert network.features is not None
-        layers = network.features.layers
-        width = network.config.width
-        total = sum(len(row.tokens) for row in ordered.values())
-        size = total * width * BYTES_PER_NUMBER
-        folder = states_folder() / _fingerprint(network, ordered)
-        missing = [n for n in dict.fromkeys(layers) if _size(_file(folder, n)) != size]
-        if missing:
-            _compute(network, list(ordered.values()), missing, folder, size)
+        self.shape = (len(network.features.layers), network.config.width)
+        shape = (ends[-1], *self.shape)
+        size = math.prod(shape) * BYTES_PER_NUMBER
+        path = states_folder() / f"{_fingerprint(network, ordered)}.f16"
+        if path.is_file() and path.stat().st_size == size:
+            many = plural(len(ordered), "row")
+            logger.info("The hidden states of {rows} are loaded from {path}.", rows=many, path=path)
         else:
-            logger.info(
-                msg(
-                    "The hidden states of {places:,} rows are loaded from {folder}.",
-                    places=len(ordered),
-                    folder=folder,
-                )
-            )
-        self.shape = (len(layers), width)
-        self._layers = [
-            np.memmap(_file(folder, layer), np.float16, "r", shape=(total, width))
-            for layer in layers
-        ]
+            _compute(network, list(ordered.values()), path, size)
+        self._states = np.memmap(path, np.float16, "r", shape=shape)
 
     def __getitem__(self, row: bytes) -> Tensor:
-        here = slice(*self._places[row])
-        return torch.from_numpy(np.stack([layer[here] for layer in self._layers], axis=1))
+        return torch.from_numpy(self._states[slice(*self._places[row])].copy())
 
 
 def states_folder() -> Path:
     """The cache directory: XDG_CACHE_HOME, else ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malmoi" / "states"
-
-
-def _file(folder: Path, layer: int) -> Path:
-    return folder / f"layer-{layer}.f16"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
 
 
 def hash_weights(module: nn.Module) -> "hashlib._Hash":
@@ -204,51 +180,37 @@ def hash_weights(module: nn.Module) -> "hashlib._Hash":
 
 
 def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
-    """A hash of the weights, of the settings that affect them, and of every row's tokens."""
+    """A hash of the weights, of what else affects the states, and of every row's tokens."""
+    layers = network.features and network.features.layers
     found = hash_weights(network.trunk)
-    found.update(f"{STATES_FORMAT} {network.config.to_json()}".encode())
+    found.update(f"{STATES_FORMAT} {network.config.to_json()} {layers}".encode())
     for row in rows:
         found.update(len(row).to_bytes(8, "little") + row)
     return found.hexdigest()[:32]
 
 
-def _compute(
-    network: Network, rows: Sequence[TokenRow], layers: Sequence[int], folder: Path, size: int
-) -> None:
-    """Runs the trunk once over all rows and writes the layers atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_room(folder, size * len(layers))
-    with scratch_folder(folder) as beside, ExitStack() as stack:
-        files = [stack.enter_context(_file(beside, layer).open("wb")) for layer in layers]
-        _write(network, rows, layers, files)
-        for layer, file in zip(layers, files, strict=True):
-            file.flush()
-            os.fsync(file.fileno())
-            _file(beside, layer).replace(_file(folder, layer))
-    logger.info(
-        msg(
-            "{size:,.0f} MB of hidden states are cached in {folder}.",
-            size=size * len(layers) / 1e6,
-            folder=folder,
-        )
-    )
+def _compute(network: Network, rows: Sequence[TokenRow], path: Path, size: int) -> None:
+    """Runs the trunk once over all rows and writes its layers atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(path.parent, size)
+    with scratch_folder(path.parent) as beside, (beside / path.name).open("wb") as file:
+        _write(network, rows, file)
+        file.flush()
+        os.fsync(file.fileno())
+        Path(file.name).replace(path)
+    logger.info("{size:,.0f} MB of hidden states are cached in {path}.", size=size / 1e6, path=path)
 
 
 @torch.inference_mode()
-def _write(
-    network: Network, rows: Sequence[TokenRow], layers: Sequence[int], files: Sequence[IO[bytes]]
-) -> None:
+def _write(network: Network, rows: Sequence[TokenRow], file: IO[bytes]) -> None:
     """Writes states in the order of `rows`, which are sorted longest first as the batches are."""
     done = 0
     network.eval()
     for group in length_batches([len(row.tokens) for row in rows]):
-        activations = Activations()
         some = [rows[i] for i in group]
-        network.trunk(**model_inputs(network, some), activations=activations)
-        for layer, file in zip(layers, files, strict=True):
-            found = activations.hidden[layer].to(STATE_DTYPE).cpu().numpy()
-            for row, states in zip(some, found, strict=True):
-                file.write(states[: len(row.tokens)].tobytes())
+        found = network.trunk(**model_inputs(network, some)).to(STATE_DTYPE).cpu().numpy()
+        for row, states in zip(some, found, strict=True):
+            file.write(states[: len(row.tokens)].tobytes())
         done += len(group)
         report_progress(Progress("hidden states", done, len(rows), "rows"))
 

@@ -1,7 +1,6 @@
 """Writes and reads the results in the folder of a fine-tuning run."""
 
 import json
-import logging
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +16,13 @@ from malmoi.errors import MalmoiError
 from malmoi.evaluation.evaluate import analyse_errors, predict_and_score, prediction_row, score_said
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.kinds import head_kind
-from malmoi.evaluation.task import Task, metric_names
+from malmoi.evaluation.task import Example, Task, metric_names
 from malmoi.finetuning.candidates import read_tried
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData, file_names
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TAGS
-from malmoi.messages import msg, translate
+from malmoi.messages import StatusLog, msg, translate
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
@@ -34,7 +33,7 @@ from malmoi.system.run_folder import FINISHED, RunFolder, read_metrics
 from malmoi.system.untrusted import JsonObject
 from malmoi.training.state import discard_states
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
 REMOVED = {"rdrop": 0.0}  # settings that are gone, as they were where they changed nothing
 HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
@@ -110,10 +109,7 @@ def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun
 
 
 def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
-    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them.
-
-    Without any, the outcome is empty, and `chosen` what the kind then takes.
-    """
+    """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
     kind = head_kind(work.task)
     if not work.held:
         unselected = kind.unselected if kind.thresholds(work.train) else {}
@@ -162,25 +158,19 @@ def judged_run(
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:
-    """Loads the model and predictions of a finished run, without training.
+    """Loads the model and predictions of a finished run.
 
-    Evaluated again, a score may differ in its last digit: memory-mapped weights have another
-    alignment than those that were trained, which changes the summation order of products.
+    Evaluated again, a score may differ in its last digit: memory-mapped weights are aligned
+    differently, which changes the summation order of products.
     """
     record = finetuning_folder(out)
     found = JsonObject(record.read(), str(record.path)).object(FINISHED)
-    metrics = {
-        name: float(value) for name, value in found.items() if isinstance(value, int | float)
-    }
+    numbers = (pair for pair in found.items() if isinstance(pair[1], int | float))
+    metrics = {name: float(value) for name, value in numbers}
     steps = int(metrics.pop("steps"))
     held = {name: float(value) for name, value in found.map_of(HELD_OUT, float, default={}).items()}
     logger.info(
-        msg(
-            "{out} is finished (step {steps:,}); --overwrite (overwrite=True) discards it and "
-            "starts over.",
-            out=out,
-            steps=steps,
-        )
+        "{out} is finished (step {steps:,}); --overwrite starts over.", out=out, steps=steps
     )
     checkpoint = read_with_adapter(out, device=work.device)
     outcome = _read_predictions(work, metrics, out)
@@ -232,14 +222,14 @@ def _read_predictions(work: FinetuneData, metrics: dict[str, float], out: Path) 
     try:
         lines = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
         rows = [json.loads(line) for line in lines]
-        seen = [[row["id"], row["text"]] for row in rows]
-        found = [
+        said = [
             ExamplePrediction(r["prediction"], r["score"], r.get("probabilities", {})) for r in rows
         ]
-        labels = [row["label"] for row in rows]
+        seen = [(row["id"], row["text"]) for row in rows]
+        found = Outcome(metrics, [row["label"] for row in rows], said)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Outcome(metrics, labels, found) if seen == [[e.id, e.text] for e in work.dev] else None
+    return found if seen == [(e.id, e.text) for e in work.dev] else None
 
 
 # ------------------------------------------------------------------ the model card and the page
@@ -252,7 +242,6 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
         return
     mark = "\n## Evaluation\n"
     before = card.read_text("utf-8").partition(mark)[0]
-    known = f" Labels: {', '.join(work.labels)}." if work.labels else ""
     p = work.protocol
     made = (
         f"`{base_name(work)}`, fine-tuned for {work.task.name} ({work.task.kind}) on "
@@ -260,11 +249,13 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
     )
     if p.selected_on:
         made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+    if work.labels:
+        made += f" Labels: {', '.join(work.labels)}."
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if work.word_baseline is not None:
         rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    write_text(card, f"{before}{mark}\n{made}{known}\n\n| metric | value |\n|---|---|\n{table}")
+    write_text(card, f"{before}{mark}\n{made}\n\n| metric | value |\n|---|---|\n{table}")
 
 
 def base_name(work: FinetuneData) -> str:
@@ -285,14 +276,11 @@ def write_task_report(
 ) -> None:
     """Writes report.html; a stopped run has no outcome yet."""
     kind = head_kind(work.task)
-    log = read_metrics(out / "metrics.jsonl") if (out / "metrics.jsonl").is_file() else []
+    log = read_metrics(out / "metrics.jsonl")
     found = work.word_baseline
     folder = shlex.quote(str(out))
     page = TaskPage(
-        title=msg(
-            "Fine-tuned: {file_names}",
-            file_names=", ".join(file_names(work.train)) or work.task.name,
-        ),
+        title=msg("Fine-tuned: {file_names}", file_names=_names(work.train) or work.task.name),
         lead=work.protocol.describe(),
         measure=metric_names(work.task)[0],
         log=log,
@@ -318,24 +306,22 @@ def _facts(
     """Base model, data, date, settings and duration."""
     network = work.start.network
     shape = f"{network.config.depth} × {network.config.width}, {count_parameters(network):,}"
-    last = log[-1] if log else {}
-    return [
-        (translate("date"), f"{datetime.now():%Y-%m-%d %H:%M}"),
-        (translate("folder"), str(out)),
-        (translate("task"), work.task.name),
-        (translate("base model"), f"{base_name(work)} ({shape})"),
-        (
-            translate("rows to train on"),
-            f"{work.protocol.trained_on:,} ({', '.join(file_names(work.train))})",
-        ),
-        (
-            translate("rows to evaluate on"),
-            f"{len(work.dev):,} ({', '.join(file_names(work.dev))})",
-        ),
-        (translate("budget"), translate(settings.describe_budget())),
-        (translate("batch"), str(settings.batch)),
-        (translate("learning rate"), f"{settings.lr:g}"),
-        (translate("seed"), str(settings.seed)),
-        (translate("time"), format_duration(last.get("seconds", 0.0))),
-        (translate("machine"), machine_name()),
+    facts = [
+        ("date", f"{datetime.now():%Y-%m-%d %H:%M}"),
+        ("folder", str(out)),
+        ("task", work.task.name),
+        ("base model", f"{base_name(work)} ({shape})"),
+        ("rows to train on", f"{work.protocol.trained_on:,} ({_names(work.train)})"),
+        ("rows to evaluate on", f"{len(work.dev):,} ({_names(work.dev)})"),
+        ("budget", translate(settings.describe_budget())),
+        ("batch", str(settings.batch)),
+        ("learning rate", f"{settings.lr:g}"),
+        ("seed", str(settings.seed)),
+        ("time", format_duration(log[-1]["seconds"] if log else 0.0)),
+        ("machine", machine_name()),
     ]
+    return [(translate(name), value) for name, value in facts]
+
+
+def _names(rows: Sequence[Example]) -> str:
+    return ", ".join(file_names(rows))

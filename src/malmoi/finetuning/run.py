@@ -1,12 +1,9 @@
 """One run of a fine-tuning: with its settings to the end, or as a trial of a search.
 
 A run without a budget starts with a linear layer on the frozen model's vectors. Held-out rows tell
-in the end whether it or the fine-tuned model is kept. Where too few updates fit for a new layer to
-learn, fine-tuning starts with one that is solved for in the same way: first the layer, then all
-weights (LP-FT, Kumar et al. 2022).
+in the end whether it or the fine-tuned model is kept.
 """
 
-import logging
 import math
 import random
 import time
@@ -25,48 +22,30 @@ from malmoi.checkpoint.folder import SentencePooling
 from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind
-from malmoi.evaluation.task import Example, metric_names
+from malmoi.evaluation.task import metric_names
+from malmoi.finetuning import few_labels, results
 from malmoi.finetuning.candidates import Comparison, Gain, Rival, Tried, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import (
-    LOSSES,
-    ContrastiveTrainer,
-    contrast_loss,
-    fit_head,
-    frozen_model,
-    item_vectors,
-    label_name_items,
-    prompted_model,
-)
+from malmoi.finetuning.few_labels import ContrastiveTrainer
 from malmoi.finetuning.frozen_features import cached_states
-from malmoi.finetuning.results import (
-    FinishedRun,
-    begin_run,
-    complete_run,
-    judge,
-    judge_held_out,
-    judged_run,
-    load_finished,
-    save_model,
-    write_task_report,
-)
+from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
-from malmoi.finetuning.task_network import build_task_network, verbalizer_items, verbalizer_loss
+from malmoi.finetuning.task_network import build_task_network, verbalizer_items
 from malmoi.finetuning.trainer import LM_WEIGHTS, FinetuneTrainer
 from malmoi.finetuning.unlabelled import learn_clouds
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
-from malmoi.messages import measured, msg, plural
+from malmoi.messages import StatusLog, measured, msg, plural
 from malmoi.metrics import goodness
 from malmoi.model import Network
 from malmoi.system.progress import part_of
 from malmoi.tokenizer import TokenRow
-from malmoi.training.budget import USEFUL_UPDATES
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
+from malmoi.training.losses.task import answer_loss
 from malmoi.training.signals import Stopped, StopSignals
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 READ_SECONDS = 25.0  # of the training rows
 JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows
@@ -80,91 +59,74 @@ FOLDS = 3  # of rows that are too few to hold some out
 FOLD_TIME = 2 / 3  # share of the time limit that they may take: each learns from two thirds
 
 
-@dataclass(frozen=True)
-class FirstAnswer(Rival):
-    """A model whose head was solved for on frozen vectors, and what it is worth."""
-
-    work: FinetuneData
-    tried: Tried
-
-    @property
-    def places(self) -> list[int]:
-        """Numbers of the held-out rows that it was evaluated on."""
-        return _places(len(self.work.held), self.tried.per_row)
-
-    def beats(self, outcome: Outcome) -> bool:
-        if self.tried.value is None:
-            return False
-        value = goodness(self.work.primary_metric, self.tried.value)
-        return held_out_score(self.work)(outcome, self.places) < value
-
-    def fitting_length(self, settings: FinetuneConfig, items: Sequence[TrainingItem]) -> int:
-        """Tokens to which training rows are cut, so that the time holds two epochs; 0: all."""
-        if settings.length or not settings.max_minutes:
-            return 0
-        tokens = sum(item.length for item in items)
-        second = self.tried.per_row * len(items) / tokens  # of reading a token
-        most = 60 * settings.max_minutes / (MIN_EPOCHS * TRAINED_PER_READ * second)
-        if tokens <= most:
-            return 0
-        cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
-        return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
-
-    def hurries(self, settings: FinetuneConfig, share: float) -> bool:
-        """Whether too few updates fit for a new layer to learn, on this share of the tokens."""
-        update = TRAINED_PER_READ * self.tried.per_row * share * settings.batch
-        return 0 < 60 * settings.max_minutes < USEFUL_UPDATES * update
-
-
-def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FirstAnswer:
-    """Solves for a head on the frozen model, saves and evaluates it; a resumed run has it already.
-
-    One reading of as many rows as fit into half a minute gives a model that is saved at once, to
-    the run's folder too.
-    """
+def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> tuple[Rival, Tried]:
+    """The frozen model with a head that is solved for; a resumed run has it already."""
     comparison = Comparison(work, out / "train_state")
     folder = comparison.out / "trials" / FROZEN
-    if FROZEN in comparison.known:
-        return FirstAnswer("the frozen model", folder, work, comparison.known[FROZEN])
+    if FROZEN not in comparison.known:
+        _try_frozen(work, settings, comparison, (out, folder))
+    tried = comparison.known[FROZEN]
+    places = _places(len(work.held), tried.per_row)
+    score = held_out_score(work)
+
+    def beats(outcome: Outcome) -> bool:
+        if tried.value is None:
+            return False
+        return score(outcome, places) < goodness(work.primary_metric, tried.value)
+
+    return Rival("the frozen model", folder, beats), tried
+
+
+def _try_frozen(
+    work: FinetuneData, settings: FinetuneConfig, comparison: Comparison, folders: Sequence[Path]
+) -> None:
+    """Fits the head on what is read in half a minute, saves the model at once and evaluates it."""
     began = time.monotonic()
-    checkpoint = frozen_model(work, settings)
+    checkpoint = few_labels.frozen_model(work, settings)
     try:
         with StopSignals() as stop, work.computing(settings):
             read, per_row = _solve(work, checkpoint, stop)
-            for place in (out, folder):
+            for place in folders:
                 write_checkpoint(checkpoint, place)
             stop.check()
             outcome = _judge(work, checkpoint, per_row, read)
-            tried = comparison.add(FROZEN, outcome, began, per_row=per_row)
+            comparison.add(FROZEN, outcome, began, per_row=per_row)
         stop.check()
     except Stopped:
-        logger.info(msg("Stopped and saved: the best model so far is in {out}.", out=out))
+        logger.info("The best model so far is in {out}.", out=folders[0])
         raise
-    return FirstAnswer("the frozen model", folder, work, tried)
+
+
+def fitting_length(tried: Tried, settings: FinetuneConfig, items: Sequence[TrainingItem]) -> int:
+    """Tokens to which training rows are cut, so that the time holds two epochs; 0: all."""
+    if settings.length or not settings.max_minutes:
+        return 0
+    tokens = sum(item.length for item in items)
+    second = tried.per_row * len(items) / tokens  # of reading a token
+    most = 60 * settings.max_minutes / (MIN_EPOCHS * TRAINED_PER_READ * second)
+    if tokens <= most:
+        return 0
+    cut = {length: sum(min(length, item.length) for item in items) for length in LENGTHS}
+    return next((length for length in LENGTHS if cut[length] <= most), LENGTHS[-1])
 
 
 def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain:
     """How much better the fine-tuned model is than the frozen one on rows that neither learnt from.
 
-    Each fold of the training rows is predicted by both, fitted on the other folds, until the
-    fine-tuned model is not ahead on the folds so far.
+    Both predict one fold after another, until the fine-tuned model is not ahead.
     """
-    logger.info(
-        "Too few rows to hold some out: cross-validation chooses between the frozen and the "
-        "fine-tuned model."
-    )
+    logger.info("Too few rows to hold some out: cross-validation compares the two models.")
     rows = sorted(work.train, key=lambda row: str(row.label))  # so that folds have all labels alike
-    frozen, tuned = Outcome({}, [], []), Outcome({}, [], [])
-    held: tuple[Example, ...] = ()
-    gain = Gain(0.0, 0.0)
+    parts = [tuple(rows[number::FOLDS]) for number in range(FOLDS)]
     limit = FOLD_TIME * 60 * settings.max_minutes / FOLDS or math.inf
-    for number in range(FOLDS):
+    frozen, tuned = Outcome({}, [], []), Outcome({}, [], [])
+    for number, part in enumerate(parts):
         rest = tuple(row for i, row in enumerate(rows) if i % FOLDS != number)
-        fold = replace(work, train=rest, held=tuple(rows[number::FOLDS]))
+        fold = replace(work, train=rest, held=part)
         frozen = _together(frozen, _frozen_outcome(fold, settings))
         folder = out / "train_state" / "trials" / f"fold-{number}"
         tuned = _together(tuned, run_trial(fold, settings, folder, limit).outcome)
-        held += fold.held
+        held = tuple(row for some in parts[: number + 1] for row in some)
         gain = _compared(replace(work, held=held), frozen, tuned)
         if gain.value <= 0:
             break
@@ -172,10 +134,10 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
 
 
 def _frozen_outcome(work: FinetuneData, settings: FinetuneConfig) -> Outcome:
-    checkpoint = frozen_model(work, settings)
+    checkpoint = few_labels.frozen_model(work, settings)
     with StopSignals() as stop, work.computing(settings):
         _solve(work, checkpoint, stop)
-        outcome = judge_held_out(work, Predictor.of(checkpoint))
+        outcome = results.judge_held_out(work, Predictor.of(checkpoint))
     stop.check()
     return outcome
 
@@ -186,19 +148,18 @@ def _compared(work: FinetuneData, frozen: Outcome, tuned: Outcome) -> Gain:
     gain = paired_gain(score, frozen, tuned)
     measure = work.primary_metric
     every = range(len(work.held))
-    last = len(every) == len(work.train)
-    better = "all rows are fine-tuned on next" if last else "the next rows are compared"
+    better = "the next rows are compared"
+    if len(every) == len(work.train):
+        better = "all rows are fine-tuned on next"
     logger.info(
-        msg(
-            "{measure} on {rows} that neither learnt from: {frozen:.3f} frozen, {tuned:.3f} "
-            "fine-tuned, a difference of {gain}; {taken}.",
-            measure=measure.replace("_", " "),
-            rows=plural(len(every), "row"),
-            frozen=goodness(measure, score(frozen, every)),
-            tuned=goodness(measure, score(tuned, every)),
-            gain=gain,
-            taken=msg(better if gain.value > 0 else "the frozen model is the result"),
-        )
+        "{measure} on {rows} that neither learnt from: {frozen:.3f} frozen, {tuned:.3f} "
+        "fine-tuned, a difference of {gain}; {taken}.",
+        measure=measure.replace("_", " "),
+        rows=plural(len(every), "row"),
+        frozen=goodness(measure, score(frozen, every)),
+        tuned=goodness(measure, score(tuned, every)),
+        gain=gain,
+        taken=msg(better if gain.value > 0 else "the frozen model is the result"),
     )
     return gain
 
@@ -207,37 +168,26 @@ def _together(one: Outcome, other: Outcome) -> Outcome:
     return Outcome({}, [*one.labels, *other.labels], [*one.said, *other.said])
 
 
-def start_solved(
-    work: FinetuneData, settings: FinetuneConfig, checkpoint: Checkpoint, out: Path
-) -> None:
-    """Solves for the new layer of a network that is fine-tuned next, unless a run goes on."""
-    if any((out / "train_state").glob("step-*")):
-        return
-    logger.info("Few updates fit: the new layer starts as a linear layer on the frozen model, too.")
-    with StopSignals() as stop, work.computing(settings):
-        _solve(work, checkpoint, stop)
-    stop.check()
-
-
 def _solve(work: FinetuneData, checkpoint: Checkpoint, stop: StopSignals) -> tuple[int, float]:
-    """Fits the head on the rows, in random order, that can be read in `READ_SECONDS`.
-
-    Returns how many they were, and the seconds that one took.
-    """
-    items = work.items(FeatureView.of(work.predictor(checkpoint), work.labels))
+    """Fits the head on rows that `READ_SECONDS` hold; returns their number, and seconds for one."""
+    items = work.items(work.view(checkpoint))
     items = random.Random(0).sample(items, len(items))
     parts: list[Tensor] = []
     checkpoint.network.eval()
     began = time.monotonic()
     for start in range(0, len(items), CHUNK_ROWS):
         with part_of("predict", start, len(items)):
-            parts.append(item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS]))
+            parts.append(
+                few_labels.item_vectors(checkpoint.network, items[start : start + CHUNK_ROWS])
+            )
         if stop.number or time.monotonic() - began > READ_SECONDS:
             break
     seconds = time.monotonic() - began
     vectors = torch.cat(parts)
     labels = torch.tensor([item.label for item in items[: len(vectors)]])
-    fit_head(checkpoint.network, vectors, labels, LOSSES[head_kind(work.task).output])
+    few_labels.fit_head(
+        checkpoint.network, vectors, labels, few_labels.LOSSES[head_kind(work.task).output]
+    )
     return len(vectors), seconds / len(vectors)
 
 
@@ -250,19 +200,17 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int
         dev=tuple(work.dev[i] for i in _places(len(work.dev), per_row)),
     )
     measure = work.primary_metric
-    held = judge_held_out(some, reading)
-    metrics = judge(some, reading, held.chosen).metrics
+    held = results.judge_held_out(some, reading)
+    metrics = results.judge(some, reading, held.chosen).metrics
     score = f"{measure.replace('_', ' ')} {metrics[measure]:.4g}"
     logger.info(
-        msg(
-            "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
-            "layer that learnt from {read:,} of {rows2}.",
-            monotonic=time.monotonic() - work.began,
-            score=score,
-            rows=plural(len(some.dev), "evaluation row"),
-            read=read,
-            rows2=plural(len(work.train), "row"),
-        )
+        "After {monotonic:.0f} s: {score} on {rows} with the model frozen, by a linear "
+        "layer that learnt from {read:,} of {rows2}.",
+        monotonic=time.monotonic() - work.began,
+        score=score,
+        rows=plural(len(some.dev), "evaluation row"),
+        read=read,
+        rows2=plural(len(work.train), "row"),
     )
     return held
 
@@ -283,53 +231,49 @@ def run_once(
     """Trains to the end and evaluates; a run with label words is only evaluated."""
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = _new_model(work, settings)  # refuses settings before the folder records them
-    if begin_run(out, work.record(settings), overwrite=overwrite):
-        return load_finished(work, settings, out)
+    if results.begin_run(out, work.record(settings), overwrite=overwrite):
+        return results.load_finished(work, settings, out)
     if work.words is not None or work.unlabelled:
         logger.info(work.protocol.describe())
         checkpoint = learn_clouds(work, settings, out) if work.unlabelled else checkpoint
-        return complete_run(work, judged_run(work, settings, checkpoint, 0), out)
+        return results.complete_run(work, results.judged_run(work, settings, checkpoint, 0), out)
     reading = work.predictor(checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
-        items = [*items, *label_name_items(work, reading)]
+        items = [*items, *few_labels.label_name_items(work, reading)]
     describe_run(work.as_trained(checkpoint), settings, checkpoint.network, items)
-    first = first_answer(work, settings, out) if settings.frozen_first else None
+    rival = work.rival
     limit = settings.max_minutes
-    if first is not None:
-        whole = items
-        items = _cut_to_fit(work, settings, first, reading, whole)
-        share = sum(item.length for item in items) / sum(item.length for item in whole)
+    if settings.frozen_first:
+        rival, tried = first_answer(work, settings, out)
+        items = _cut_to_fit(work, settings, tried, reading, items)
         if not work.held and not settings.minutes:
             if tuning_gain(work, settings, out).value <= 0:
-                frozen = read_checkpoint(first.folder, device=work.device)
-                return complete_run(work, judged_run(work, settings, frozen, 0), out)
-            limit = (1 - FOLD_TIME) * settings.max_minutes
-        elif first.hurries(settings, share):
-            checkpoint = _new_model(work, replace(settings, layers_transferred=None))
-            start_solved(work, settings, checkpoint, out)
-    return _Run(work, settings, out, checkpoint, first or work.rival, limit).train(items)
+                frozen = read_checkpoint(rival.folder, device=work.device)
+                return results.complete_run(
+                    work, results.judged_run(work, settings, frozen, 0), out
+                )
+            limit *= 1 - FOLD_TIME
+    return _Run(work, settings, out, checkpoint, rival, limit).train(items)
 
 
 def _cut_to_fit(
     work: FinetuneData,
     settings: FinetuneConfig,
-    first: FirstAnswer,
+    tried: Tried,
     reading: Predictor,
     items: list[TrainingItem],
 ) -> list[TrainingItem]:
     """The training rows, cut to fewer tokens if the time holds too few epochs of whole ones."""
-    length = first.fitting_length(settings, items)
+    length = fitting_length(tried, settings, items)
     if not length:
         return items
     logger.info(
-        msg(
-            "Training rows are cut to {length} tokens, so that {minutes} hold about two epochs; "
-            "--length {full} trains on whole rows.",
-            length=length,
-            minutes=plural(settings.max_minutes, "minute"),
-            full=reading.max_tokens,
-        )
+        "Training rows are cut to {length} tokens, so that {minutes} hold about two epochs; "
+        "--length {full} trains on whole rows.",
+        length=length,
+        minutes=plural(settings.max_minutes, "minute"),
+        full=reading.max_tokens,
     )
     return _items(work, replace(reading, length=length))
 
@@ -342,7 +286,7 @@ class _Run:
     settings: FinetuneConfig
     out: Path
     checkpoint: Checkpoint  # to be trained
-    first: Rival | None  # what it is compared with
+    rival: Rival | None  # what it is compared with
     limit: float  # in minutes; 0: none
 
     @cached_property
@@ -358,12 +302,12 @@ class _Run:
             trainer.fit()
             run = self._judged(trainer)
         done = replace(run.outcome, metrics={**run.outcome.metrics, **untuned})
-        return complete_run(work, replace(run, outcome=done), self.out)
+        return results.complete_run(work, replace(run, outcome=done), self.out)
 
     def trainer(self, items: Sequence[TrainingItem]) -> FinetuneTrainer:
         settings = self.settings
-        words = verbalizer_loss(items) if self.reading.words else None
-        module = LossModule(self.checkpoint.network, make_objective(self.work, settings, words))
+        objective = make_objective(self.work, settings, words=self.reading.words is not None)
+        module = LossModule(self.checkpoint.network, objective)
         make = ContrastiveTrainer if settings.contrastive else FinetuneTrainer
         settings = replace(settings, max_minutes=self.limit)
         # the logistic layer is fitted at the end: before that there is nothing to evaluate
@@ -372,13 +316,13 @@ class _Run:
 
     def watch(self) -> Outcome:
         """Evaluates the held-out rows, and keeps the folder at the best model so far."""
-        outcome = judge_held_out(self.work, self.reading)
-        if self.first is not None and not self.first.beats(outcome):
+        outcome = results.judge_held_out(self.work, self.reading)
+        if self.rival is not None and not self.rival.beats(outcome):
             self._save()
         return outcome
 
     def _save(self) -> None:
-        save_model(self.work, self.settings, self.checkpoint, self.out)
+        results.save_model(self.work, self.settings, self.checkpoint, self.out)
 
     @contextmanager
     def left_usable(self) -> Iterator[None]:
@@ -386,10 +330,10 @@ class _Run:
         try:
             yield
         except Stopped:
-            if self.first is None:
+            if self.rival is None:
                 self._save()
-            write_task_report(self.out, self.work, self.settings)
-            logger.info(msg("The best model so far is in {out}.", out=self.out))
+            results.write_task_report(self.out, self.work, self.settings)
+            logger.info("The best model so far is in {out}.", out=self.out)
             raise
 
     def _judged(self, trainer: FinetuneTrainer) -> FinishedRun:
@@ -397,23 +341,20 @@ class _Run:
         work = self.work
         trainer.explain_limit()
         held = trainer.outcome(self.watch)
-        if self.first is not None and self.first.beats(held):
+        if self.rival is not None and self.rival.beats(held):
             logger.info(
-                msg(
-                    "On held-out rows {rival} is better: it is the result.",
-                    rival=msg(self.first.name),
-                )
+                "On held-out rows {rival} is better: it is the result.", rival=msg(self.rival.name)
             )
             trainer.log.close()
-            frozen = read_checkpoint(self.first.folder, device=work.device)
-            return judged_run(work, self.settings, frozen, trainer.state.step)
-        done = trainer.judge(lambda: judge(work, self.reading, held.chosen))
+            frozen = read_checkpoint(self.rival.folder, device=work.device)
+            return results.judged_run(work, self.settings, frozen, trainer.state.step)
+        done = trainer.judge(lambda: results.judge(work, self.reading, held.chosen))
         return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     if work.words is not None:
-        return prompted_model(work, work.words)
+        return few_labels.prompted_model(work, work.words)
     checkpoint = build_task_network(work.start, work.task, work.labels, settings)
     _start_at_mean(work, checkpoint.network)
     checkpoint.network.to(work.device)
@@ -423,14 +364,11 @@ def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 def run_trial(
     work: FinetuneData, settings: FinetuneConfig, out: Path, seconds: float
 ) -> FinishedRun:
-    """One run of a search, evaluated on the held-out rows alone; an aborted one is resumed.
-
-    After so many seconds of training it ends, its rate decayed by then.
-    """
+    """A run of so many seconds, evaluated on the held-out rows alone; an aborted one is resumed."""
     out.mkdir(parents=True, exist_ok=True)
     unjudged = replace(work, dev=work.held)
-    if begin_run(out, work.record(settings), overwrite=False):
-        return load_finished(unjudged, settings, out)
+    if results.begin_run(out, work.record(settings), overwrite=False):
+        return results.load_finished(unjudged, settings, out)
     trial = _Run(work, settings, out, _new_model(work, settings), None, settings.max_minutes)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
@@ -439,15 +377,10 @@ def run_trial(
         trainer.fit()
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
-    run = FinishedRun(
-        settings,
-        trial.checkpoint,
-        done,
-        trainer.state.step,
-        done.metrics,
-        completed=min(1.0, trainer.state.step / trainer.steps),
-    )
-    return complete_run(unjudged, run, out)
+    step = trainer.state.step
+    share = min(1.0, step / trainer.steps)
+    run = FinishedRun(settings, trial.checkpoint, done, step, done.metrics, completed=share)
+    return results.complete_run(unjudged, run, out)
 
 
 def _start_at_mean(work: FinetuneData, network: Network) -> None:
@@ -466,7 +399,7 @@ def _untuned(work: FinetuneData, settings: FinetuneConfig, reading: Predictor) -
     with work.computing(settings):
         found = predict_and_score(work.task, work.dev[:MAX_BASELINE_ROWS], reading).metrics
     reading.network.train()
-    logger.info(msg("Before fine-tuning: {shown}.", shown=measured(found)))
+    logger.info("Before fine-tuning: {shown}.", shown=measured(found))
     return {f"{name}_untuned": found[name] for name in metric_names(work.task)[:2]}
 
 
@@ -484,19 +417,15 @@ def _rows(work: FinetuneData, reading: Predictor, items: Sequence[TrainingItem])
     return [row for item in (*items, *judged) for row in item.rows]
 
 
-def make_objective(
-    work: FinetuneData, settings: FinetuneConfig, words: Objective | None = None
-) -> Objective:
-    """The task's or verbalizer's loss plus, for GPT-1, λ times the LM loss: L3 = L2 + λ·L1 (eq. 5).
-
-    With a teacher, the labels' loss is only a share of the total.
-    """
+def make_objective(work: FinetuneData, settings: FinetuneConfig, *, words: bool) -> Objective:
+    """The loss of the task or the label words, plus λ times the LM loss (GPT-1 eq. 5)."""
     kind = head_kind(work.task)
     if settings.contrastive:
-        return contrast_loss()
+        return few_labels.contrast_loss()
     if kind.sentence_objective is not None:
         return kind.sentence_objective((work.start.sentence or SentencePooling()).tokens)
-    objective = words or kind.objective(_weights(work) if settings.class_weights else None)
+    weights = _weights(work) if settings.class_weights else None
+    objective = answer_loss() if words else kind.objective(weights)
     if settings.lm:
         objective = objective + settings.lm * lm(weights=LM_WEIGHTS)
     return objective if work.teaching is None else work.teaching.add_to(objective, kind.distil)

@@ -1,14 +1,11 @@
 """Search within a time budget: the run of the defaults, or a student of it and of others.
 
 The first candidate is the run of the same command without `best`. What is left of the budget trains
-others on the same rows, with other settings, new layers and orders of the rows, and all of them
-teach a new network of the same size. It is the result only if it is better than the first by more
-than the standard error of the difference on the held-out rows, and these are the ones that the
-defaults hold out. The evaluation rows choose nothing. Finished runs are recorded in search.json and
-not repeated.
+others with other settings, new layers and orders of the rows, and all of them teach a new network
+of the same size. It is the result only if it is better than the first by more than the standard
+error of the difference on the rows that the defaults hold out. Finished runs are not repeated.
 """
 
-import logging
 import math
 import shutil
 import time
@@ -22,22 +19,16 @@ from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import require_that
 from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import head_kind
+from malmoi.finetuning import results
 from malmoi.finetuning.candidates import Comparison
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.results import (
-    FinishedRun,
-    begin_run,
-    complete_run,
-    judge_held_out,
-    judged_run,
-    load_finished,
-)
+from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.run import run_once, run_trial
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.unlabelled import taught
-from malmoi.messages import msg, plural
+from malmoi.messages import StatusLog, msg, plural
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 FIRST_TIME = 0.9  # share of the budget for the first run, whose evaluation takes an unknown time
 TRAINING_TIME = 0.9  # share of the time left that is trained for, the rest is for evaluations
@@ -71,16 +62,11 @@ def search_settings(
     out.mkdir(parents=True, exist_ok=True)
     if overwrite:
         shutil.rmtree(out / TRIALS, ignore_errors=True)
-    if begin_run(out, work.record(settings), overwrite=overwrite):
-        return load_finished(work, settings, out)
-    search = Search(
-        work,
-        replace(settings, best=False, minutes=0.0),
-        out / TRIALS,
-        Comparison(work, out),
-        60 * settings.minutes,
-    )
-    run = complete_run(work, replace(search.run(), settings=settings), out)
+    if results.begin_run(out, work.record(settings), overwrite=overwrite):
+        return results.load_finished(work, settings, out)
+    plain = replace(settings, best=False, minutes=0.0)
+    search = Search(plain, Comparison(work, out), 60 * settings.minutes)
+    run = results.complete_run(work, replace(search.run(), settings=settings), out)
     shutil.rmtree(out / TRIALS)
     return run
 
@@ -89,17 +75,18 @@ def search_settings(
 class Search:
     """The candidates of one fine-tuning: the defaults, others, and the student of all."""
 
-    work: FinetuneData
     settings: FinetuneConfig  # of the defaults
-    folder: Path
     comparison: Comparison
     budget: float  # in seconds
 
+    @property
+    def work(self) -> FinetuneData:
+        return self.comparison.work
+
     def run(self) -> FinishedRun:
         """The run of the defaults, or the student if it is clearly better."""
-        spent = sum(
-            one.seconds for one in self.comparison.known.values() if one.changes is not None
-        )
+        tried = self.comparison.known.values()
+        spent = sum(one.seconds for one in tried if one.changes is not None)
         deadline = self.work.began + self.budget - spent  # by time.monotonic()
         first, outcome = self._try(DEFAULTS, partial(run_once, self.work.labelled, self.settings))
         # usable, should the rest be stopped
@@ -110,17 +97,13 @@ class Search:
         student, found = self._student(others, outcome, deadline)
         gain = self.comparison.gain(outcome, found)
         logger.info(
-            msg(
-                "On the held-out rows the student is {gain} beside the defaults: {won}.",
-                gain=gain,
-                won=msg("the student is the result" if gain.clear else "these are the result"),
-            )
+            "On the held-out rows the student is {gain} beside the defaults: {won}.",
+            gain=gain,
+            won=msg("the student is the result" if gain.clear else "these are the result"),
         )
-        return (
-            judged_run(self.work, self.settings, student.checkpoint, student.steps)
-            if gain.clear
-            else first
-        )
+        if not gain.clear:
+            return first
+        return results.judged_run(self.work, self.settings, student.checkpoint, student.steps)
 
     def _others(self, first: float) -> int:
         """How many others the budget holds beside the student, −1 if not even that one.
@@ -130,18 +113,16 @@ class Search:
         runs = (self.budget / first - 1) / (1 + READ_PER_TRAINED)  # a student has many teachers
         if not self.work.held:
             logger.warning(
-                "No rows are held out that could tell whether another model is better: the run of "
-                "the defaults is the result. --set holdout=0.1 holds some out."
+                "No rows are held out to compare models: the run of the defaults is the result. "
+                "--set holdout=0.1 holds some out."
             )
             return -1
         if runs < 1:
             logger.warning(
-                msg(
-                    "{minutes} hold the run of the defaults alone, which is the result; --minutes "
-                    "{ceil} would hold a student of it, too.",
-                    minutes=plural(self.budget / 60, "minute"),
-                    ceil=math.ceil((2 + READ_PER_TRAINED) * first / 60),
-                )
+                "{minutes} hold the run of the defaults alone, which is the result; --minutes "
+                "{ceil} would hold a student of it, too.",
+                minutes=plural(self.budget / 60, "minute"),
+                ceil=math.ceil((2 + READ_PER_TRAINED) * first / 60),
             )
         return min(len(other_settings(self.settings)), int(runs) - 1)
 
@@ -155,12 +136,10 @@ class Search:
             seconds = TRAINING_TIME * (deadline - time.monotonic()) / (costs - i)
             train = partial(run_trial, self.work.labelled, settings, seconds=seconds)
             self._try(name, train, first, changes=changes, seed=settings.seed)
-        teachers = [
-            self.folder / name
-            for name in (DEFAULTS, *names)
-            if not ((gain := self.comparison.known[name].gain) and gain.clear_loss)
-        ]
-        lesson = taught(self.work, plain, teachers)
+        gains = {name: self.comparison.known[name].gain for name in (DEFAULTS, *names)}
+        worse = {name for name, gain in gains.items() if gain is not None and gain.clear_loss}
+        folders = [self.comparison.out / TRIALS / name for name in gains if name not in worse]
+        lesson = taught(self.work, plain, folders)
         seconds = TRAINING_TIME * (deadline - time.monotonic())
         return self._try("student", partial(run_trial, lesson, plain, seconds=seconds), first)
 
@@ -173,9 +152,9 @@ class Search:
     ) -> tuple[FinishedRun, Outcome]:
         """Trains a candidate in its folder, and compares it with the first on the held-out rows."""
         began = time.monotonic()
-        run = train(out=self.folder / name)
+        run = train(out=self.comparison.out / TRIALS / name)
         with self.work.computing(self.settings):
-            outcome = judge_held_out(self.work, self.work.predictor(run.checkpoint))
+            outcome = results.judge_held_out(self.work, self.work.predictor(run.checkpoint))
         if name not in self.comparison.known:
             facts = {"changes": {}, "seed": self.settings.seed, "share": run.completed, **facts}
             self.comparison.add(name, outcome, began, first, **facts)

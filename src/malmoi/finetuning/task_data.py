@@ -1,6 +1,5 @@
 """Data that all runs of a fine-tuning share: checked examples and the initial model."""
 
-import logging
 import operator
 import random
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import MalmoiError, ensure, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
     files_in,
@@ -33,7 +32,7 @@ from malmoi.finetuning.frozen_features import hash_weights
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.zero_shot import label_words
-from malmoi.messages import joined, msg, plural
+from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import LABEL_HEADS
 from malmoi.settings import Config
@@ -85,21 +84,19 @@ class Protocol(Config):
     trained_files: tuple[str, ...] = ()  # names only: a published folder must not reveal paths
 
     def describe(self) -> str:
-        names = joined(", ", map(msg, self.selects))
-        chosen = msg("")
-        if self.selected_on:
-            rows = plural(self.selected_on, "held-out row")
-            chosen = msg("{rows} for selection: {names}", rows=rows, names=names) + "; "
         rows = plural(self.trained_on, "row")
         if self.unlabelled:
             rows = msg("{rows} and {count:,} without labels", rows=rows, count=self.unlabelled)
-        return msg(
-            "Training on {rows}; {chosen}evaluation on {rows2} ({rows3}).",
-            rows=rows,
-            chosen=chosen,
-            rows2=plural(self.judged_on, "row"),
-            rows3=msg(self.judged_rows),
+        parts = [msg("Training on {rows}", rows=rows)]
+        if self.selected_on:
+            held = plural(self.selected_on, "held-out row")
+            names = joined(", ", map(msg, self.selects))
+            parts.append(msg("{rows} for selection: {names}", rows=held, names=names))
+        judged = plural(self.judged_on, "row")
+        parts.append(
+            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows))
         )
+        return joined("; ", parts)
 
 
 def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
@@ -135,16 +132,14 @@ def hold_out(task: Task, rows: Sequence[Example], count: int, seed: int) -> tupl
     Questions about one passage, and rows of one text, stay together, unless there are more of them
     than are held out. Labels are stratified, and the only row of a label is never held out.
     """
-    if len(rows) < 2:
-        raise MalmoiError(
-            "There is only one example ({place}): at least one is needed for training and one "
-            "for evaluation.",
-            place=rows[0].place,
-        )
+    ensure(
+        len(rows) > 1,
+        "There is only one example ({place}): two are needed, one for evaluation.",
+        place=rows[0].place,
+    )
     ensure(
         count < len(rows),
-        "Holding out {count:,} of {rows:,} rows leaves none for training: give more rows "
-        "or a smaller holdout.",
+        "Holding out {count:,} of {rows:,} rows leaves none: give more rows or a smaller holdout.",
         count=count,
         rows=len(rows),
     )
@@ -188,8 +183,7 @@ def _stratified(
 def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
     """Number of evaluation rows whose text is also a training row, ignoring case and spaces.
 
-    A single text of `MIN_TWIN_WORDS` words or more may differ in a few letters: it is compared with
-    those that share one of its halves, since a typo leaves the other half as it was.
+    A longer text may differ in a few letters: a typo leaves one of its halves as it was.
     """
     known = {_plain(row) for row in train}
     halves: dict[Hashable, str] = {}
@@ -216,7 +210,7 @@ def _plain(row: Example) -> tuple[str, ...]:
     return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())
 
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 
@@ -282,6 +276,10 @@ class FinetuneData:
     def predictor(self, checkpoint: Checkpoint) -> Predictor:
         return replace(Predictor.of(checkpoint), encode=self.encode)
 
+    def view(self, checkpoint: Checkpoint) -> FeatureView:
+        """How a model reads these examples."""
+        return FeatureView.of(self.predictor(checkpoint), self.labels)
+
     @cached_property
     def items(self) -> Callable[[FeatureView], list[TrainingItem]]:
         """Encodes the training examples, cached for runs with the same view."""
@@ -291,7 +289,7 @@ class FinetuneData:
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
             return self
-        items = self.items(FeatureView.of(self.predictor(checkpoint), self.labels))
+        items = self.items(self.view(checkpoint))
         rows = sum(not item.continues for item in items)
         return replace(self, protocol=replace(self.protocol, trained_on=rows))
 
@@ -327,12 +325,10 @@ def load_data(
         rows, judged = hold_out(task, rows, count, settings.seed)
     if twins := judged_twins(rows, judged):
         logger.warning(
-            msg(
-                "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
-                "differ from one by a typo: the result will look better than it is.",
-                twins=twins,
-                judged=len(judged),
-            )
+            "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
+            "differ from one by a typo: the result will look better than it is.",
+            twins=twins,
+            judged=len(judged),
         )
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
@@ -391,12 +387,8 @@ def _hold_out_to_select(
     if selects:
         names = joined(", ", map(msg, selects))
         logger.warning(
-            msg(
-                "Too few rows ({rows:,}) to hold some out for selection ({names}): nothing is "
-                "selected.",
-                rows=len(rows),
-                names=names,
-            )
+            "Too few rows to hold some out for selection ({names}): nothing is selected.",
+            names=names,
         )
     return rows, (), ()
 
@@ -419,9 +411,7 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     most = per_device(MOST_UNLABELLED, device)
     if len(found) > most:
         logger.info(
-            msg(
-                "{most:,} of the {rows:,} rows without labels are used.", most=most, rows=len(found)
-            )
+            "{most:,} of the {rows:,} rows without labels are used.", most=most, rows=len(found)
         )
         found = random.Random(settings.seed).sample(found, most)
     return tuple(replace(row, label=None) for row in found)
@@ -437,12 +427,11 @@ def _has_lines(path: Path) -> bool:
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
     learnt = {name for e in rows for name in classes_in(task, e)}
     others = {name for e in judged for name in classes_in(task, e)} - learnt
-    if head_kind(task).exclusive and len(learnt) == 1 and others:
-        raise MalmoiError(
-            "All training rows have the label {next!r}, and only evaluation rows have others: "
-            "give more rows.",
-            next=next(iter(learnt)),
-        )
+    ensure(
+        not head_kind(task).exclusive or len(learnt) != 1 or not others,
+        "All training rows have the label {next!r}, evaluation rows others: give more rows.",
+        next=next(iter(learnt), ""),
+    )
     for note in unseen_labels(task, judged, learnt):
         logger.warning(note)
 
@@ -466,23 +455,18 @@ def _check_classes(task: Task, rows: Sequence[Example]) -> None:
     if not head_kind(task).exclusive or task.labels or len(rows) < FEWEST_ROWS:
         return
     classes = dict.fromkeys(row.label for row in rows)
-    if len(classes) == len(rows):
-        first, second = list(classes)[:2]
-        raise MalmoiError(
-            "Each of the {rows:,} rows has a different label ({first!r:.40}, "
-            "{second!r:.40}…), so there is nothing to learn: give the column of the classes "
-            "with --label COLUMN, or use regression for numbers.",
-            rows=len(rows),
-            first=first,
-            second=second,
-        )
+    ensure(
+        len(classes) < len(rows),
+        "Each of the {rows:,} rows has a different label ({labels}…): give the column of the "
+        "classes with --label COLUMN, or use regression for numbers.",
+        rows=len(rows),
+        labels=", ".join(f"{name!r:.40}" for name in list(classes)[:2]),
+    )
     if 2 * len(classes) > len(rows):
         logger.warning(
-            msg(
-                "{classes:,} labels for {rows:,} rows: most appear only once.",
-                classes=len(classes),
-                rows=len(rows),
-            )
+            "{classes:,} labels for {rows:,} rows: most appear only once.",
+            classes=len(classes),
+            rows=len(rows),
         )
 
 
@@ -491,49 +475,38 @@ def describe_run(
 ) -> None:
     """Logs the data, the baselines and any warnings before training."""
     logger.info(work.protocol.describe())
-    _describe_few_rows(work)
     learning = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    whole = count_parameters(network)
     logger.info(
-        msg(
-            "{task}: {learning:,} weights are trained ({learning2:.2%}), {budget}.",
-            task=work.task.name,
-            learning=learning,
-            learning2=learning / whole,
-            budget=settings.describe_budget(),
-        )
+        "{task}: {learning:,} weights are trained ({share:.2%}), {budget}.",
+        task=work.task.name,
+        learning=learning,
+        share=learning / count_parameters(network),
+        budget=settings.describe_budget(),
     )
     if head_kind(work.task).text_labels:
         _describe_labels(work)
     if work.word_baseline is not None:
-        logger.info(
-            msg(
-                "Bag-of-words baseline: accuracy {baseline:.1%} (naive Bayes, no network).",
-                baseline=work.word_baseline,
-            )
-        )
+        _describe_words(work, work.word_baseline)
     limit = min(settings.length or MAX_ROW_TOKENS, network.config.context)
     cut = sum(item.length >= limit for item in items)
     if cut > 1 and not head_kind(work.task).windows:
         logger.warning(
-            msg(
-                "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
-                cut=cut,
-                limit=limit,
-            )
+            "Up to {cut:,} texts are longer than {limit} tokens and are truncated.",
+            cut=cut,
+            limit=limit,
         )
 
 
-def _describe_few_rows(work: FinetuneData) -> None:
-    """Says how little an accuracy on few rows is worth."""
-    if work.word_baseline is not None and len(work.dev) < MIN_SELECTION_ROWS:
+def _describe_words(work: FinetuneData, words: float) -> None:
+    """Says what counting words reaches, and how little an accuracy on few rows is worth."""
+    logger.info(
+        "Bag-of-words baseline: accuracy {words:.1%} (naive Bayes, no network).", words=words
+    )
+    if len(work.dev) < MIN_SELECTION_ROWS:
         logger.info(
-            msg(
-                "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE evaluates on "
-                "more.",
-                rows=plural(len(work.dev), "row"),
-                points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
-            )
+            "An accuracy on {rows} is exact to ± {points:.0f} points: --dev FILE gives more.",
+            rows=plural(len(work.dev), "row"),
+            points=100 / len(work.dev) ** 0.5,  # two standard errors where half are right
         )
 
 
@@ -541,21 +514,16 @@ def _describe_labels(work: FinetuneData) -> None:
     before = work.start.labels
     if head_kind(work.task).head in work.start.network.heads and before != work.labels:
         logger.info(
-            msg(
-                "The output layer for {before} is replaced by a new one for {labels}.",
-                before=", ".join(before)[:80],
-                labels=", ".join(work.labels)[:80],
-            )
+            "The output layer for {before} is replaced by a new one for {labels}.",
+            before=", ".join(before)[:80],
+            labels=", ".join(work.labels)[:80],
         )
     label, times = Counter(e.label for e in work.dev).most_common(1)[0]
     text = ", ".join(label) if isinstance(label, tuple) else label
-    share = f"{times / len(work.dev):.1%}"
     logger.info(
-        msg(
-            "Always predicting {text!r} would be right for {share} of the evaluation rows.",
-            text=text or msg("no label"),
-            share=share,
-        )
+        "Always predicting {text!r} would be right for {share:.1%} of the evaluation rows.",
+        text=text or msg("no label"),
+        share=times / len(work.dev),
     )
 
 

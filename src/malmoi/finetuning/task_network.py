@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import require_that
-from malmoi.evaluation.features import TrainingItem
+from malmoi.evaluation.features import AnswerItem, TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt
 from malmoi.evaluation.task import Example, Task, read_columns
 from malmoi.finetuning.config import FinetuneConfig
@@ -26,8 +24,7 @@ from malmoi.model import Network, initialise
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.chat_template import with_template
 from malmoi.tokenizer.extend import add_frame_tokens, frame_with_end, is_framed
-from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
-from malmoi.training.losses.base import Term
+from malmoi.training.losses import IGNORE_LABEL
 
 SENTENCE_DROPOUT = 0.1  # SimCSE's
 MAX_ROW_TOKENS = 512  # default limit of a row
@@ -38,8 +35,7 @@ def build_task_network(
 ) -> Checkpoint:
     """Builds the task's network: the pre-trained trunk, one new output layer, a GPT's new tokens.
 
-    With an adapter, only the adapter and the new layer are trained; with label words, there is no
-    new layer.
+    With an adapter only it and the new layer are trained; with label words there is no new layer.
     """
     said = _says_words(start, task, settings)
     causal = start.network.config.pool == "last"
@@ -119,8 +115,7 @@ def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:
     )
     require_that(
         not settings.freeze and not settings.features,
-        "The kind writing adds no layer, so with a frozen model there is nothing to train; "
-        "use an adapter (--adapter lora) or freeze_layers.",
+        "The kind writing adds no layer to train: use --adapter lora or freeze_layers.",
     )
 
 
@@ -160,8 +155,7 @@ def _says_words(start: Checkpoint, task: Task, settings: FinetuneConfig) -> bool
     can = "lm" in start.network.heads and head_kind(task).exclusive
     require_that(
         not settings.words or can,
-        "words needs a language model and a classification task; {task} on this model "
-        "does not qualify.",
+        "words needs a language model and a classification task, not {task} on this model.",
         task=task.name,
     )
     return can and settings.adapter.kind == "prompt" if settings.words is None else settings.words
@@ -176,15 +170,15 @@ def _framed(tokenizer: Tokenizer, adapter: str) -> Tokenizer:
 
 def _transferred(network: Network, settings: FinetuneConfig) -> int:
     """How many of the pre-trained layers are kept."""
-    layers = settings.layers_transferred
     distinct = network.config.distinct
+    layers = distinct if settings.layers_transferred is None else settings.layers_transferred
     require_that(
-        layers is None or 0 <= layers <= distinct,
+        0 <= layers <= distinct,
         "layers_transferred={layers}: this model has {distinct} layers, so give 0 to {distinct}.",
         layers=layers,
         distinct=distinct,
     )
-    return distinct if layers is None else layers
+    return layers
 
 
 @torch.no_grad()
@@ -195,19 +189,15 @@ def _fill(
     seed: int,
     head: str | None = None,
 ) -> None:
-    """Initialises what is new, and copies what was learnt; of a larger vocabulary the old rows.
-
-    Drawing weights that are replaced would take longer than everything else before the first step.
-    """
-    found: dict[str, torch.Tensor] = {}
+    """Draws only what is new, since that takes seconds, and copies the rest, or its first rows."""
     weights = network.state_dict()
-    if not settings.from_scratch:
-        found = _inherited(network, start.network, head, _transferred(network, settings))
-        found = {
-            name: old
-            for name, old in found.items()
-            if name in weights and old.shape[1:] == weights[name].shape[1:]
-        }
+    layers = _transferred(network, settings)
+    known = {} if settings.from_scratch else _inherited(network, start.network, head, layers)
+    found = {
+        name: old
+        for name, old in known.items()
+        if name in weights and old.shape[1:] == weights[name].shape[1:]
+    }
     whole = {name for name, old in found.items() if old.shape == weights[name].shape}
     initialise(network, seed, skip=whole)
     for name, old in found.items():
@@ -217,26 +207,17 @@ def _fill(
 def _inherited(
     network: Network, old: Network, head: str | None, layers: int
 ) -> dict[str, torch.Tensor]:
-    """The old network's weights that the new one starts from.
-
-    Only the first `layers` blocks are copied; a pooler, which reads the last one, goes with it.
-    """
+    """The old network's weights that the new one starts from: a pooler goes with the last layer."""
     kinds = ("trunk.", "heads.lm.") + ((f"heads.{head}.",) if head else ())
     kinds += ("pooler.",) if layers == network.config.distinct else ()
     fresh = tuple(f"trunk.blocks.{i}." for i in range(layers, network.config.distinct))
-    same = {
-        name: t
-        for name, t in old.state_dict().items()
-        if name.startswith(kinds) and not name.startswith(fresh)
-    }
-    return _learnt_transform(old) | same
+    state = old.state_dict()
+    kept = [name for name in state if name.startswith(kinds) and not name.startswith(fresh)]
+    return _learnt_transform(old) | {name: state[name] for name in kept}
 
 
 def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
-    """The transform before the MLM head's logits, which every ModernBERT head starts from.
-
-    transformers does the same.
-    """
+    """The transform of the MLM head, which ModernBERT's heads start from, as in transformers."""
     if not old.config.head_transform:
         return {}
     learnt = ("heads.mlm.dense.", "heads.mlm.norm.")
@@ -249,15 +230,10 @@ def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
 
 
 def _hold(network: Network) -> None:
-    """Freezes everything but the new layer and the pooler before it, for use with an adapter.
-
-    A pooler that pre-training left at its random initialization, or trained for another purpose,
-    passes on little information while frozen.
-    """
+    """Freezes all but an adapter's task: the new layer, and a pooler that may be random."""
     for name, weight in network.named_parameters():
-        weight.requires_grad_(
-            name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
-        )
+        new = name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
+        weight.requires_grad_(new)
 
 
 def _freeze(network: Network, settings: FinetuneConfig) -> None:
@@ -270,12 +246,8 @@ def _freeze(network: Network, settings: FinetuneConfig) -> None:
         layers=layers,
         distinct=network.config.distinct,
     )
-    still = (
-        [network.trunk]
-        if settings.freeze
-        else [network.trunk.embed, *network.trunk.blocks[:layers]]
-    )
-    for module in still:
+    parts = [network.trunk.embed, *network.trunk.blocks[:layers]]
+    for module in [network.trunk] if settings.freeze else parts:
         module.requires_grad_(requires_grad=False)
 
 
@@ -297,45 +269,13 @@ def task_verbalizer(task: Task, labels: tuple[str, ...]) -> Verbalizer:
 def verbalizer_items(
     examples: Sequence[Example], reading: Predictor, words: Verbalizer
 ) -> list[TrainingItem]:
-    """Each example's prompt followed by the right words; the loss covers only the words."""
+    """Each example's prompt, answered by the right words (Lester et al. 2021 §2)."""
     right = dict(zip(reading.labels, words.said, strict=True))
-    queries = [words.query(example.text, example.pair or "") for example in examples]
-    answers = [right[example.label] for example in examples]
-    items = []
-    for pair in encode_pairs(reading.tokenizer, list(zip(queries, answers, strict=True))):
+    pairs = [(words.query(one.text, one.pair or ""), right[one.label]) for one in examples]
+    items: list[TrainingItem] = []
+    for pair in encode_pairs(reading.tokenizer, pairs):
         row = fit_context(pair, reading.max_tokens)
         shown = np.array(row.tokens[:-1], np.int32)
         labels = [IGNORE_LABEL] * (row.first - 1) + row.tokens[row.first :]
-        items.append(TrainingItem((TokenRow(shown, np.zeros_like(shown)),), labels))
+        items.append(AnswerItem((TokenRow(shown, np.zeros_like(shown)),), labels))
     return items
-
-
-def verbalizer_loss(items: Sequence[TrainingItem]) -> Objective:
-    """−log P(the right words | soft tokens, text) (Lester et al. 2021 §2), at the end of each row.
-
-    Only there, because the product with the vocabulary dominates the cost of a step, and a row has
-    only as many targets as its label has tokens.
-    """
-    longest = max(sum(label != IGNORE_LABEL for label in item.label) for item in items)
-
-    def total(done: ForwardPass) -> Tensor:
-        hidden, labels = _ends(done, longest)
-        scores = done.network.heads["lm"](hidden).float()
-        return F.cross_entropy(
-            scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum"
-        )
-
-    return Objective((Term("lm", "labels", total),))
-
-
-def _ends(done: ForwardPass, n: int) -> tuple[Tensor, Tensor]:
-    """The last n tokens of each row before padding: hidden states [B, n, D], labels [B, n]."""
-    labels = done.batch["labels"]
-    keep = done.batch.get("keep")
-    steps = torch.arange(-n, 0, device=labels.device)
-    at = (labels.size(1) if keep is None else keep.sum(1, keepdim=True)) + steps.expand(
-        len(labels), n
-    )
-    inside = at.clamp(min=0)
-    hidden = done.hidden.gather(1, inside[..., None].expand(-1, -1, done.hidden.size(-1)))
-    return hidden, labels.gather(1, inside).masked_fill(at < 0, IGNORE_LABEL)

@@ -61,12 +61,11 @@ class FinetuneTrainer(Loop):
         measure: str,
     ) -> None:
         network = loss_module.network
-        device = network.device
         self.items = items
         self.settings = settings
         self.score = score
         self.measure = measure
-        self.per_epoch = len(plan_batches([1] * len(items), settings.batch, 0))
+        self.per_epoch = -(-len(items) // settings.batch)
         self.steps = settings.steps or max(1, round(self.per_epoch * settings.epochs))
         self.selects = settings.patience > 0 and score is not None
         self.every = max(1, self.per_epoch // settings.evaluations)
@@ -74,14 +73,14 @@ class FinetuneTrainer(Loop):
             self.every = min(self.every, max(1, self.steps // MIN_CURVE_POINTS))
             self.every = max(self.every, -(-self.steps // MAX_CURVE_POINTS))
         config = settings.training(self.steps)
-        gpu = device.type == "cuda"
-        execution = choose_execution(device, config)
-        group = ProcessGroup(device=device)
+        group = ProcessGroup(device=network.device)
+        gpu = group.device.type == "cuda"
+        execution = choose_execution(group.device, config)
         super().__init__(loss_module, config, execution, out, group, capturable=gpu)
         _layered(self.optimizers, network, settings.layer_decay)
         # an LSTM reads the lengths of its rows on the processor, which a captured step cannot
         if gpu and network.reader is None and not network.config.is_lstm:
-            self.learn = StepReplay(self.learn_eagerly, device)
+            self.learn = StepReplay(self.learn_eagerly, group.device)
         self.best_weights: dict[str, Tensor] = {}
         # seconds after which it ends, its schedule with it; 0: none
         self.limit = 60 * settings.max_minutes
@@ -122,39 +121,38 @@ class FinetuneTrainer(Loop):
     def _epochs(self, step: int) -> Iterator[StepBatch]:
         s = self.settings
         epoch, start = divmod(step, self.per_epoch)
-        sizes = (s.batch, self.micro)
+        lengths = [item.length for item in self.items]
         while True:
-            seed = s.seed * 1000 + epoch
-            for parts in epoch_batches(
-                self.items, sizes, seed, self.network.config, lm=s.lm > 0, start=start
-            ):
-                micros = [MicroBatch(self._sent(part), part["tokens"].numel()) for part in parts]
-                yield StepBatch(0, s.batch, micros)
+            for group in plan_batches(lengths, s.batch, s.seed * 1000 + epoch)[start:]:
+                parts = (group[i : i + self.micro] for i in range(0, len(group), self.micro))
+                yield StepBatch(0, s.batch, [self._micro_batch(part) for part in parts])
             epoch += 1
             start = 0
 
-    def _sent(self, batch: Mapping[str, Tensor]) -> Tensors:
-        """Moves a batch to pinned memory, from which captured steps copy it, or to the device."""
+    def _micro_batch(self, places: Sequence[int]) -> MicroBatch:
+        """A batch in pinned memory, from which captured steps copy it, or on the device."""
+        items = [self.items[i] for i in places]
+        batch = collate(items, self.network.config, lm=self.settings.lm > 0)
         if isinstance(self.learn, StepReplay):
-            return {name: tensor.pin_memory() for name, tensor in batch.items()}
-        device = self.group.device
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            sent = {name: tensor.pin_memory() for name, tensor in batch.items()}
+        else:
+            sent = sent_to(self.group.device, batch)
+        return MicroBatch(sent, batch["tokens"].numel())
 
     def event(self, loss: float, phase: int) -> Progress:
         s = self.state
+        timed = self.settings.minutes > 0
         total = 60 * self.settings.minutes or self.limit
         time_left = total - s.seconds
         left = (self.steps - s.step) * self.clock.usual_step
-        sure = self.settings.minutes or self.clock.taken >= SURE_STEPS
-        if not total or not sure or (not self.settings.minutes and left < time_left):
+        if not timed and (not total or self.clock.taken < SURE_STEPS or left < time_left):
             return Progress(self.verb, s.step, self.steps, "steps", {"loss": loss}, left)
         metrics = {"step": s.step, "loss": loss}
         return Progress(self.verb, s.seconds, total, "seconds", metrics, time_left)
 
     def recover(self, loss: float, phase: int) -> None:
         raise MalmoiError(
-            "The fine-tuning diverged: at step {step:,} the loss or a weight is no longer a "
-            "number. A lower lr usually helps.",
+            "The fine-tuning diverged at step {step:,}: a lower lr usually helps.",
             step=self.state.step,
         )
 
@@ -220,9 +218,8 @@ class FinetuneTrainer(Loop):
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
         shown = msg("evaluation rows" if rows == "judged" else rows)
-        self.log.line(
-            msg("step {step:,}, {shown}: {words}", step=self.state.step, shown=shown, words=words)
-        )
+        step = self.state.step
+        self.log.line("step {step:,}, {shown}: {words}", step=step, shown=shown, words=words)
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:
@@ -230,8 +227,8 @@ class FinetuneTrainer(Loop):
             return
         s = self.state
         value = outcome.metrics[self.measure]
+        s.evaluations_since += 1
         if s.best is not None and not is_better(self.measure, value, s.best):
-            s.evaluations_since += 1
             return
         s.best = value
         s.evaluations_since = 0
@@ -246,17 +243,14 @@ class FinetuneTrainer(Loop):
         if minutes and self.progress >= 1 and self.state.step < self.steps:
             epochs = self.state.step / self.per_epoch
             total = self.steps / self.per_epoch
-            more = min(total, MORE_TIME * epochs)
             self.log.line(
-                msg(
-                    "{minutes} ended it after {epochs:.2g} of {total:.2g} epochs; --minutes "
-                    "{more_time:g} (minutes={more_time:g}): about {more:.2g} epochs.",
-                    minutes=plural(minutes, "minute"),
-                    epochs=epochs,
-                    total=total,
-                    more_time=MORE_TIME * minutes,
-                    more=more,
-                )
+                "{minutes} ended it after {epochs:.2g} of {total:.2g} epochs; --minutes "
+                "{more_time:g} (minutes={more_time:g}): about {more:.2g} epochs.",
+                minutes=plural(minutes, "minute"),
+                epochs=epochs,
+                total=total,
+                more_time=MORE_TIME * minutes,
+                more=min(total, MORE_TIME * epochs),
             )
 
     # ------------------------------------------------------------------ saving and resuming
@@ -296,13 +290,15 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
                 )
 
 
+def sent_to(device: torch.device, batch: Tensors) -> Tensors:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 class StepReplay:
     """CUDA graphs of steps, one per shape, since small networks are bound by Python.
 
     Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
-
-    The step must stay on the GPU: it must not return values to Python, and its optimizer must be
-    capturable. Batches may be in pinned memory; the returned losses are copies.
+    The step must stay on the GPU, and its optimizer be capturable. Returned losses are copies.
     """
 
     def __init__(self, step: Callable[[list[Tensors]], Losses], device: torch.device) -> None:
@@ -345,10 +341,7 @@ class StepReplay:
         return graph, inputs, losses
 
     def _sent(self, micros: list[Tensors]) -> list[Tensors]:
-        return [
-            {name: tensor.to(self.device, non_blocking=True) for name, tensor in micro.items()}
-            for micro in micros
-        ]
+        return [sent_to(self.device, micro) for micro in micros]
 
 
 # ------------------------------------------------------------------ batches of similar length
@@ -383,7 +376,8 @@ def collate(
 ) -> dict[str, Tensor]:
     """Tensors of one batch: tokens, segments, keep, labels; `places` for multi-row examples."""
     if isinstance(items[0], AnswerItem):
-        return pack_answers(items, config.context, lm=lm)
+        apart = config.mixer == "attention"  # a recurrent model cannot keep texts of a row apart
+        return pack_answers(items, config.context, lm=lm, sharing=apart)
     rows = [row for item in items for row in item.rows]
     tensors = {"tokens": _padded([row.tokens for row in rows], 0, config.context)}
     width = tensors["tokens"].size(1)
@@ -407,14 +401,14 @@ def collate(
 
 
 def pack_answers(
-    items: Sequence[TrainingItem], context: int, *, lm: bool = False
+    items: Sequence[TrainingItem], context: int, *, lm: bool = False, sharing: bool = True
 ) -> dict[str, Tensor]:
     """Conversations [R, T]; short ones share a row without seeing each other.
 
     `labels` are only the answers' tokens, and `slots` the positions that predict them.
     """
     width = _width(max(item.length for item in items), context)
-    sharing = width <= MAX_SHARED_TOKENS
+    sharing = sharing and width <= MAX_SHARED_TOKENS
     rows = _shared_rows(items, width) if sharing else [[item] for item in items]
     shape = (len(rows), width)
     tokens, positions = (np.zeros(shape, np.int64) for _ in range(2))
@@ -448,13 +442,11 @@ def pack_answers(
 def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[TrainingItem]]:
     """First-fit decreasing bin packing: at most 11/9 of the optimal number of rows."""
     rows: list[list[TrainingItem]] = []
-    free: list[int] = []
+    free = [width] * len(items)
     for item in sorted(items, key=lambda item: -item.length):
-        row = next((i for i, room in enumerate(free) if room >= item.length), None)
-        if row is None:
-            row = len(rows)
+        row = next(i for i, room in enumerate(free) if room >= item.length)
+        if row == len(rows):
             rows.append([])
-            free.append(width)
         rows[row].append(item)
         free[row] -= item.length
     return rows
@@ -462,13 +454,10 @@ def _shared_rows(items: Sequence[TrainingItem], width: int) -> list[list[Trainin
 
 def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
     """Positions and values of labels, padded to few distinct lengths."""
-    found = np.flatnonzero(labels != IGNORE_LABEL)
-    size = -(-len(found) // SLOT_MULTIPLE) * SLOT_MULTIPLE
-    slots = np.zeros(size, np.int64)
-    wanted = np.full(size, IGNORE_LABEL)
-    slots[: len(found)] = found
-    wanted[: len(found)] = labels[found]
-    return {"slots": torch.from_numpy(slots), "labels": torch.from_numpy(wanted)}
+    slots = np.flatnonzero(labels != IGNORE_LABEL)
+    room = (0, -len(slots) % SLOT_MULTIPLE)
+    wanted = np.pad(labels[slots], room, constant_values=IGNORE_LABEL)
+    return {"slots": torch.from_numpy(np.pad(slots, room)), "labels": torch.from_numpy(wanted)}
 
 
 def _padded(rows: Sequence[Ids], fill: int, cap: int) -> Tensor:
@@ -482,13 +471,9 @@ def _width(longest: int, cap: int) -> int:
 
 def _places(items: Sequence[TrainingItem]) -> Tensor:
     """The rows of each example [B, K]; −1 where it has fewer than the others."""
-    rows = max(len(item.rows) for item in items)
-    at = 0
-    places = []
-    for item in items:
-        places.append([*range(at, at + len(item.rows)), *[-1] * (rows - len(item.rows))])
-        at += len(item.rows)
-    return torch.tensor(places)
+    sizes = torch.tensor([len(item.rows) for item in items])[:, None]
+    steps = torch.arange(int(sizes.max()))
+    return (sizes.cumsum(0) - sizes + steps).masked_fill(steps >= sizes, -1)
 
 
 def _labels(items: Sequence[TrainingItem], cap: int) -> Tensor:
@@ -496,19 +481,3 @@ def _labels(items: Sequence[TrainingItem], cap: int) -> Tensor:
     return (
         _padded(labels, IGNORE_LABEL, cap) if isinstance(labels[0], list) else torch.tensor(labels)
     )
-
-
-def epoch_batches(
-    items: Sequence[TrainingItem],
-    sizes: tuple[int, int],
-    seed: int,
-    config: ModelConfig,
-    *,
-    lm: bool,
-    start: int = 0,
-) -> Iterator[list[dict[str, Tensor]]]:
-    """Yields an epoch's batches from `start` on, each in passes; sizes are of both, in items."""
-    batch, micro = sizes
-    for group in plan_batches([item.length for item in items], batch, seed)[start:]:
-        parts = (group[i : i + micro] for i in range(0, len(group), micro))
-        yield [collate([items[i] for i in part], config, lm=lm) for part in parts]

@@ -1,52 +1,41 @@
 """Rows without labels: they teach by where they lie, or by what teachers say of them.
 
 Few labels: the frozen model's vectors of a label's rows are one cloud, a Gaussian in a few
-directions whose covariance all labels share. The clouds start from the labelled rows and from the
-labels' names, and are fitted to all rows (EM, Dempster et al. 1977). More labels: networks that are
-fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015, Xie et al. 2020).
-
-n rows, D width of a text's vector, N labels.
+directions whose covariance all labels share, fitted to all rows (EM, Dempster et al. 1977). More
+labels: networks fine-tuned on the labelled rows teach a new one on all rows (Hinton et al. 2015,
+Xie et al. 2020). n rows, D width of a text's vector, N labels.
 """
 
-import logging
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
-from malmoi.evaluation.features import FeatureView, Outcome
+from malmoi.evaluation.features import Outcome
 from malmoi.evaluation.kinds import CLASSIFICATION, encode_examples, head_kind
 from malmoi.evaluation.task import Example
+from malmoi.finetuning import few_labels
 from malmoi.finetuning.candidates import Comparison, Gain, Rival, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.finetuning.few_labels import (
-    TINY,
-    folds_by_label,
-    frozen_model,
-    held_out_scores,
-    item_vectors,
-    label_name_items,
-    label_outcome,
-    rows_by_label,
-)
+from malmoi.finetuning.few_labels import Fit
 from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference import Model
 from malmoi.inference.zero_shot import classify
 from malmoi.interpret.probe import fit_linear
-from malmoi.model.heads import LinearHead
+from malmoi.messages import StatusLog
 from malmoi.system.machine import per_device
 from malmoi.training.losses.distil import Distillation
 
-logger = logging.getLogger(__name__)
+logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ clouds
 
@@ -64,31 +53,21 @@ WORD_ROWS = 300  # whose labels are said by words, where there is no other guess
 def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether clouds tell more than fine-tuning: few labels, and vectors made to be compared.
 
-    The directions of other models' vectors say little beside labels (docs/lab.md), but more than
-    the labels' names alone.
+    Those of other models tell more than the labels' names alone (docs/lab.md).
     """
     few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
     return bool(settings.labels or (work.unlabelled and few and work.start.sentence is not None))
 
 
-@dataclass(frozen=True)
-class Clouds:
-    """Labels as clouds of vectors: log p of a row's labels is x W + b, but for a constant."""
-
-    weight: Tensor  # [D, N]
-    bias: Tensor  # [N]
-
-    def scores(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
-
-
 def fit_clouds(
-    x: Tensor, y: Tensor, names: Tensor, other: Tensor, classes: int, said: Tensor | None = None
-) -> Clouds:
+    x: Tensor, y: Tensor, names: Tensor, other: Tensor, said: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others.
 
     `said` are the labels' scores of the first of the others: then these alone are the first guess.
+    Returns W [D, N] and b [N]: log p of a row's labels is x W + b, but for a constant.
     """
+    classes = len(names)
     middle = other.mean(0)
     named = names.any(1)  # others are 0
     x, names, other = x - middle, names - middle, other - middle
@@ -108,7 +87,7 @@ def fit_clouds(
     axes = _directions(other, max(DIRECTIONS, PER_LABEL * classes))
     weight, bias = _em(known @ axes, labels, other @ axes, guess, prior)
     weight = axes @ weight * scale
-    return Clouds(weight, bias - middle @ weight)
+    return weight, bias - middle @ weight
 
 
 def _first_guess(
@@ -165,49 +144,44 @@ def _em(
 
 
 def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Checkpoint:
-    """A layer on the frozen model that tells the clouds apart; without them if they clearly lose.
+    """A layer on the frozen model that tells the clouds apart, or a plain one if they clearly lose.
 
-    Both are compared on the labelled rows, by cross-validation. If there are only names, a sentence
-    encoder's clouds start from these, and another model's from what it says of some rows.
+    If there are only names, a sentence encoder's clouds start from these, and another model's from
+    what it says of some rows.
     """
     checkpoint = _reader(work, settings)
     network = checkpoint.network.eval()
     reading = work.predictor(checkpoint)
-    view = FeatureView.of(reading, work.labels)
-    rows = rows_by_label(work, MAX_FEW_ROWS)
+    view = work.view(checkpoint)
+    rows = few_labels.rows_by_label(work, MAX_FEW_ROWS)
     mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
     more = [replace(row, label=work.labels[0]) for row in mixed]  # which is not read
     with work.computing(settings):
         parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
-        named = label_name_items(work, reading)
-        x, other = (item_vectors(network, items).double() for items in parts)
+        named = few_labels.label_name_items(work, reading)
+        x, other = (few_labels.item_vectors(network, items).double() for items in parts)
         length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
         x, other = F.normalize(x, dim=1), F.normalize(other, dim=1)
         names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
         for item in named:
-            names[item.label] += F.normalize(item_vectors(network, [item]).double(), dim=1)[0]
+            names[item.label] += F.normalize(
+                few_labels.item_vectors(network, [item]).double(), dim=1
+            )[0]
     names = F.normalize(names, dim=1)
     y = torch.tensor([item.label for item in parts[0]])
     said = _word_scores(work, mixed[:WORD_ROWS]) if work.start.sentence is None else None
-    found = fit_clouds(x, y, names, other, len(work.labels), said)
-    if (
-        not settings.labels
-        and _compared(rows, Comparison(rows, out), (x, y, names, other)).clear_loss
-    ):
+    weight, bias = fit_clouds(x, y, names, other, said)
+    if not settings.labels and _gain(rows, out, (x, y, names, other)).clear_loss:
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
-        found = Clouds(*fit_linear(x, y, len(work.labels), RIDGE / len(x)))
-    head = cast(LinearHead, network.heads["classify"]).linear
-    with torch.no_grad():
-        head.weight.copy_(found.weight.T / length)
-        if head.bias is not None:
-            head.bias.copy_(found.bias)
+        weight, bias = fit_linear(x, y, len(work.labels), RIDGE / len(x))
+    few_labels.set_head(network, weight / length, bias)
     return checkpoint
 
 
 def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
     """The frozen sentence encoder with a layer on its vector; else on the means of all layers."""
     if work.start.sentence is None:
-        return frozen_model(work, settings)
+        return few_labels.frozen_model(work, settings)
     plain = replace(settings, lm=0.0, layers_transferred=None, contrastive=True)
     checkpoint = build_task_network(work.start, work.task, work.labels, plain)
     checkpoint.network.to(work.device)
@@ -217,45 +191,36 @@ def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
     """log P of the labels by their words after each text [n, N]."""
     found = classify(Model(work.start), [row.text for row in rows], work.labels, None, ())
-    return torch.tensor([[*one.scores.values()] for one in found]).double().clamp(min=TINY).log()
+    return (
+        torch.tensor([[*one.scores.values()] for one in found])
+        .double()
+        .clamp(min=few_labels.TINY)
+        .log()
+    )
 
 
-def _compared(
-    work: FinetuneData, comparison: Comparison, vectors: tuple[Tensor, Tensor, Tensor, Tensor]
-) -> Gain:
+def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Gain:
     """The clouds' gain over a layer on the labelled rows alone."""
     x, y, names, other = vectors
-    folds = folds_by_label(y)
-    began = time.monotonic()
-    scores = held_out_scores(x, y, folds, len(work.labels), RIDGE / len(y))
-    layer = label_outcome(work, scores)
-    comparison.add("a new layer", layer, began)
-    began = time.monotonic()
-    for fold in folds:
-        found = fit_clouds(x[~fold], y[~fold], names, other, len(work.labels))
-        scores[fold] = found.scores(x[fold])
-    clouds = label_outcome(work, scores)
-    comparison.add("clouds of all rows", clouds, began, layer)
-    return comparison.gain(layer, clouds)
+    classes = len(names)
+    comparison = Comparison(work, out)
+    fits: dict[str, Fit] = {
+        "a new layer": partial(fit_linear, classes=classes, ridge=RIDGE / len(y)),
+        "clouds of all rows": partial(fit_clouds, names=names, other=other),
+    }
+    outcomes: list[Outcome] = []
+    for name, fit in fits.items():
+        began = time.monotonic()
+        scores = few_labels.held_out_scores(x, y, few_labels.folds_by_label(y), classes, fit)
+        outcomes.append(few_labels.label_outcome(work, scores))
+        comparison.add(name, outcomes[-1], began, outcomes[0] if outcomes[1:] else None)
+    return comparison.gain(*outcomes)
 
 
 # ------------------------------------------------------------------ teachers
 
 TEACHERS = {"cpu": 1, "cuda": 3}
 FOLDER = "teachers"
-
-
-@dataclass(frozen=True)
-class Teacher(Rival):
-    """The first teacher: it stays the result if its student is clearly worse."""
-
-    work: FinetuneData
-    outcome: Outcome  # of the held-out rows
-
-    def beats(self, outcome: Outcome) -> bool:
-        if not self.outcome.said:
-            return False
-        return paired_gain(held_out_score(self.work), self.outcome, outcome).clear_loss
 
 
 def teachers_settings(work: FinetuneData, settings: FinetuneConfig) -> FinetuneConfig:
@@ -271,7 +236,10 @@ def teachers_folders(settings: FinetuneConfig, out: Path) -> list[Path]:
 
 
 def taught(work: FinetuneData, settings: FinetuneConfig, folders: Sequence[Path]) -> FinetuneData:
-    """The data of a student: all rows, those without labels as the first teacher reads them."""
+    """The data of a student: all rows, those without labels as the first teacher reads them.
+
+    That teacher stays the result if its student is clearly worse on the held-out rows.
+    """
     first, *others = (read_checkpoint(folder, device=work.device) for folder in folders)
     reading = work.predictor(first)
     with work.computing(settings):
@@ -279,10 +247,14 @@ def taught(work: FinetuneData, settings: FinetuneConfig, folders: Sequence[Path]
         held = judge_held_out(work, reading)
     labels = (tuple(one) if isinstance(one, list) else one for one in (s.prediction for s in said))
     rows = [replace(row, label=one) for row, one in zip(work.unlabelled, labels, strict=True)]
+
+    def beats(outcome: Outcome) -> bool:
+        return bool(held.said) and paired_gain(held_out_score(work), held, outcome).clear_loss
+
     return replace(
         work,
         train=(*work.train, *rows),
         unlabelled=(),
         teaching=Distillation(first.network, others=tuple(one.network for one in others)),
-        rival=Teacher("the teacher", folders[0], work, held),
+        rival=Rival("the teacher", folders[0], beats),
     )
