@@ -37,11 +37,9 @@ def squad_questions(path: Path) -> Iterator[DataRow]:
 
 
 def squad_example(row: DataRow) -> Example:
-    impossible = bool(row.values.get("is_impossible", False))
-    golds = None
-    if impossible or "answers" in row.values:
-        given = [] if impossible else row["answers"]
-        golds = tuple(dict.fromkeys(_gold(one, row.place) for one in given))
+    given = [] if row.values.get("is_impossible") else row.values.get("answers")
+    found = dict.fromkeys(_gold(one, row.place) for one in given or ())
+    golds = None if given is None else tuple(found)
     return Example(row.text("question"), row.text("context"), golds, id=str(row["id"]))
 
 
@@ -49,11 +47,7 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
     try:
         return str(answer["text"]), int(answer["answer_start"])
     except (KeyError, TypeError, ValueError):
-        raise BadRow(
-            place,
-            "an answer must have a text and an answer_start, not {answer!r:.60}",
-            answer=answer,
-        ) from None
+        raise BadRow(place, "no text and answer_start in {answer!r:.60}", answer=answer) from None
 
 
 SQUAD = Task(
