@@ -15,7 +15,7 @@ from malmoi.evaluation.contamination import (
     item_texts,
     refuse_contamination,
 )
-from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
+from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import (
@@ -43,7 +43,7 @@ from malmoi.metrics.labels import (
 )
 from malmoi.metrics.texts import bleu
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.report.task_page import is_correct, likely_label_errors
+from malmoi.report.task_page import MAX_MISTAKES, MAX_SUSPECTS, is_correct, likely_label_errors
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.rows import RowSource
@@ -86,10 +86,7 @@ def evaluate_model(
         asking |= {"skip_bad": skip_bad, "contamination": contamination}
         return evaluate_few_shot(found, chosen, data, **asking)
     if data is None:
-        raise UsageError(
-            "The task {chosen} needs a file of rows: give it with --data (data=…).",
-            chosen=chosen.name,
-        )
+        raise UsageError(NEEDS_FILE, task=chosen.name)
     examples = _judged_rows(found, chosen, data, asking, skip_bad=skip_bad)
     reading = _with_vectors(chosen, Predictor.of(found.checkpoint))
     done = predict_and_score(chosen, examples, reading)
@@ -133,11 +130,9 @@ def _with_vectors(task: Task, reading: Predictor) -> Predictor:
     """Any encoder as a sentence encoder, if the task compares vectors."""
     if head_kind(task).sentence_objective is None or reading.sentence is not None:
         return reading
-    require_that(
-        reading.network.config.pool != "last",
-        "{kind} needs a bidirectional model such as a BERT, not a GPT.",
-        kind=task.kind,
-    )
+    reads_both_ways = reading.network.config.pool != "last"
+    sentence = "{kind} needs a bidirectional model such as a BERT, not a GPT."
+    require_that(reads_both_ways, sentence, kind=task.kind)
     logger.info("This model is no sentence encoder: a text's vector is the mean of its tokens'.")
     return replace(reading, sentence=SentencePooling())
 
@@ -194,13 +189,10 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         kind=task.kind,
         task=task.name,
     )
-    require_that(
-        not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels),
-        "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
-        task=task.name,
-        ours=", ".join(task.labels),
-        theirs=", ".join(reading.labels) or msg("none"),
-    )
+    same = not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels)
+    sentence = "{task} has the labels {ours}; this model was fine-tuned to predict {theirs}."
+    ours, theirs = ", ".join(task.labels), ", ".join(reading.labels) or msg("none")
+    require_that(same, sentence, task=task.name, ours=ours, theirs=theirs)
 
 
 # ------------------------------------------------------------------ in context
@@ -218,9 +210,7 @@ def evaluate_few_shot(
         refuse_contamination(find, "lm-eval")
         return evaluate_with_harness(model, task, data, settings, harness)
     if isinstance(task, Path):
-        raise UsageError(
-            "{task} is a task of lm-evaluation-harness: add --harness lm-eval.", task=task
-        )
+        raise UsageError("{task} is a task of lm-eval: add --harness lm-eval.", task=task)
     facts = [result.facts for result in few_shot_results(model, task, data, settings, out, find)]
     return facts[0] if len(facts) == 1 else facts
 
@@ -241,10 +231,7 @@ def few_shot_results(
     out: str | Path | None = None,
     find: FindOverlaps | None = None,
 ) -> list[InContextResult]:
-    """Evaluates, reports progress and notes, and writes the curve if there is a folder.
-
-    `find` looks for the items in the training text; clean and dirty ones are then scored too.
-    """
+    """Evaluates, notes what is odd, and writes the curve if there is a folder."""
     found: list[InContextResult] = []
     for result in evaluate_in_context(model, task, data, asking):
         notes = {note for one in found for note in one.notes}
@@ -284,15 +271,8 @@ SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:malmoi"
 def evaluate_translation(
     model: Model, data: Any, *, beams: int = BEAMS, limit: int | None = None
 ) -> dict[str, Any]:
-    """{"bleu": 38.1, "beams": 4, "signature": …, "examples": 1000}.
-
-    `data` are two files aligned by line, or a table; a pair without both sides is an error.
-    """
-    if data is None:
-        raise UsageError(
-            "Evaluation needs reference translations: give two files (source and target) or a "
-            "table with both columns."
-        )
+    """{"bleu": 38.1, …} of two files aligned by line, or a table; a pair needs both sides."""
+    require_that(data is not None, "Evaluation needs translations: two files, or two columns.")
     reader = read_pairs([data] if isinstance(data, str | Path) else list(data), COLUMNS)
     rows = [split_pair(document.text) for document in reader]
     if reader.problems:
@@ -304,9 +284,6 @@ def evaluate_translation(
 
 
 # ------------------------------------------------------------------ where a model errs
-
-MAX_MISTAKES = 20
-MAX_SUSPECTS = 20
 
 
 def prediction_row(example: Example, label: Any, predicted: ExamplePrediction) -> dict[str, Any]:
@@ -326,10 +303,7 @@ def analyse_errors(
     outcome: Outcome,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """The error analysis in `report.json` and `malmoi evaluate --json`.
-
-    `temperature` is the one that the probabilities were computed with.
-    """
+    """The error analysis of `report.json` and `evaluate --json`, at a predictor's temperature."""
     kind = head_kind(task)
     facts: dict[str, Any] = {}
     pair = outcome.labels, outcome.predictions
@@ -356,9 +330,8 @@ def calibration(outcome: Outcome, temperature: float) -> dict[str, Any]:
     """Expected calibration error with the temperature and without it, and the reliability bins."""
     right = [gold == one.prediction for gold, one in zip(outcome.labels, outcome.said, strict=True)]
     sure = [one.score for one in outcome.said]
-    raw = [
-        max(apply_temperature(one.probabilities, 1 / temperature).values()) for one in outcome.said
-    ]
+    colder = (apply_temperature(one.probabilities, 1 / temperature) for one in outcome.said)
+    raw = [max(chances.values()) for chances in colder]
     return {
         "temperature": temperature,
         "error": calibration_error(right, sure),

@@ -1,7 +1,4 @@
-"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables.
-
-Listing them needs no torch: what computes is imported on first use.
-"""
+"""Tasks by name. Listing them needs no torch: what computes is imported on first use."""
 
 from malmoi.errors import require_known
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names

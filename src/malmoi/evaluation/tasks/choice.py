@@ -15,15 +15,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.evaluation.tasks.glue import YES_NO, labelled
 from malmoi.messages import msg
 from malmoi.text.records import Commas
-from malmoi.text.rows import (
-    BadRow,
-    BrokenRow,
-    DataRow,
-    any_rows,
-    json_line_rows,
-    table_rows,
-    text_lines,
-)
+from malmoi.text.rows import BrokenRow, DataRow, any_rows, json_line_rows, table_rows, text_lines
 
 LETTERS = "ABCDEFGH"  # of RACE's options
 swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column

@@ -16,7 +16,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
 from malmoi.text.documents import read_documents
 from malmoi.text.lines import refuse_bad_lines, uncompressed_name, whole_text
-from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
+from malmoi.text.rows import DataRow, any_rows, has_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 
@@ -124,7 +124,6 @@ def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) 
     text = row.text(next((name for name in sources if name in row.values), sources[0]))
     right = row.label(*targets)
     return Example(text.strip(), label=None if right is None else (right,))
-
 
 
 # ------------------------------------------------------------------ minimal pairs
@@ -301,7 +300,7 @@ TASKS = (
         detokenized(PTB_RULES),
         "how likely is the Wall Street Journal of 1989?",
     ),
-    Task("plain-text", "text", whole_file, detokenized(()), "how likely is any text, word by word?"),
+    Task("plain-text", "text", whole_file, detokenized(()), "how likely is a text, word by word?"),
     Task(
         "translation",
         "writing",

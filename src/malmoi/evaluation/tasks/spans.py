@@ -82,11 +82,7 @@ DOCUMENT_MARK = "-DOCSTART-"
 
 
 def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
-    """Reads sentences separated by blank lines, one word per line; the last column is its tag.
-
-    `word` is the column of the word. Lines that begin a document and comments (klp2016's ; and $)
-    are skipped.
-    """
+    """Sentences between blank lines, a word a line: its column, and the last for its tag."""
     wide = 0  # the number of columns, set by the first valid line
     for ends, lines in groupby(text_lines(path), key=lambda numbered: _ends(numbered[1])):
         pairs: list[tuple[str, str]] = []
