@@ -203,11 +203,11 @@ def answer_row(example: Example, view: FeatureView) -> AnswerRow:
 
 def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: int) -> None:
     about = dict(many=len(rows), length=length)
-    cut = "{n:,} of {many:,} {what} do not fit into {length} tokens and are truncated at the end."
+    cut = "{n:,} of {many:,} {what} into {length} tokens and are truncated at the end."
     if n := sum(row.prompt_cut for row in rows):
-        logger.warning(cut, n=n, what=msg("prompts with their answers"), **about)
+        logger.warning(cut, n=n, what=msg("prompts do not fit with their answers"), **about)
     if n := sum(row.answer_cut and bool(row.spans) for row in rows):
-        logger.warning(cut, n=n, what=msg("answers"), **about)
+        logger.warning(cut, n=n, what=msg("answers do not fit"), **about)
     if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
         full = "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer."
         logger.warning(full, n=len(lost), many=len(rows), first=lost[0])

@@ -149,7 +149,9 @@ def _check_choice(task: Task, example: Example) -> str:
 def _check_answers(task: Task, example: Example) -> str:
     for text, start in example.label or ():
         if (example.pair or "")[start : start + len(text)] != text:
-            return msg("the answer {text!r:.60} is not at character {at}", text=text, at=start)
+            return msg(
+                "the answer {text!r:.60} is not found at character {at}", text=text, at=start
+            )
     return ""
 
 

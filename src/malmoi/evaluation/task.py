@@ -184,7 +184,8 @@ def _joined(by: columns, column: str, row: DataRow) -> tuple[str, ...] | None:
     names = tuple(sorted(filter(None, set(map(label_name, given)))))
     for name in names:
         agrees = str(row.values.get(name)).strip() != "0"
-        row.require(agrees, "the list has the label {name!r}, but its column says 0", name=name)
+        wrong = "the column {name!r} holds 0, the list of labels says otherwise"
+        row.require(agrees, wrong, name=name)
     return names
 
 

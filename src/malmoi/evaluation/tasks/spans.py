@@ -47,7 +47,8 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
     try:
         return str(answer["text"]), int(answer["answer_start"])
     except (KeyError, TypeError, ValueError):
-        raise BadRow(place, "no text and answer_start in {answer!r:.60}", answer=answer) from None
+        why = "an answer must have a text and an answer_start, not {answer!r:.60}"
+        raise BadRow(place, why, answer=answer) from None
 
 
 SQUAD = Task(
