@@ -55,5 +55,4 @@ def contamination_report(
 
 
 def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
-    sentence = "--contamination needs the rows of a task; it cannot be used with {what}."
-    require_that(find is None, sentence, what=what)
+    require_that(find is None, "--contamination needs the rows of a task, not {what}.", what=what)

@@ -130,9 +130,11 @@ def _with_vectors(task: Task, reading: Predictor) -> Predictor:
     """Any encoder as a sentence encoder, if the task compares vectors."""
     if head_kind(task).sentence_objective is None or reading.sentence is not None:
         return reading
-    reads_both_ways = reading.network.config.pool != "last"
-    sentence = "{kind} needs a bidirectional model such as a BERT, not a GPT."
-    require_that(reads_both_ways, sentence, kind=task.kind)
+    require_that(
+        reading.network.config.pool != "last",
+        "{kind} needs a bidirectional model such as a BERT, not a GPT.",
+        kind=task.kind,
+    )
     logger.info("This model is no sentence encoder: a text's vector is the mean of its tokens'.")
     return replace(reading, sentence=SentencePooling())
 
@@ -218,8 +220,9 @@ def evaluate_few_shot(
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     """A config from options by name; a misspelt name gets a suggestion."""
     for name in asking:
-        known = InContextConfig.__dataclass_fields__
-        require_known(name, known, "evaluate has no setting {name!r}.{hint}")
+        require_known(
+            name, InContextConfig.__dataclass_fields__, "evaluate has no setting {name!r}.{hint}"
+        )
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 
 
@@ -331,11 +334,12 @@ def calibration(outcome: Outcome, temperature: float) -> dict[str, Any]:
     right = [gold == one.prediction for gold, one in zip(outcome.labels, outcome.said, strict=True)]
     sure = [one.score for one in outcome.said]
     colder = (apply_temperature(one.probabilities, 1 / temperature) for one in outcome.said)
-    raw = [max(chances.values()) for chances in colder]
     return {
         "temperature": temperature,
         "error": calibration_error(right, sure),
-        "error_without_temperature": calibration_error(right, raw),
+        "error_without_temperature": calibration_error(
+            right, [max(chances.values()) for chances in colder]
+        ),
         "bins": [asdict(one) for one in calibration_bins(right, sure)],
     }
 

@@ -94,8 +94,9 @@ def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable
     if bad:
         yield msg("{rows} skipped, such as {one}.", rows=plural(len(bad), "bad row"), one=bad[0])
     if empty := [e.place for e in found if not e.text.strip()]:
-        texts = plural(len(empty), "empty text")
-        yield msg("{texts}, the first at {empty}.", texts=texts, empty=empty[0])
+        yield msg(
+            "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
+        )
     yield from _repeated_ids(found, refuse=kind.by_id)
     if kind.text_labels:
         yield from _contradictions(found)

@@ -231,8 +231,9 @@ def _items(
     examples: Sequence[Example], view: FeatureView, labels: Sequence[Any]
 ) -> Iterator[TrainingItem]:
     texts = [(e.text, e.pair or "", *e.choices) for e in examples]
-    flat = [text for some in texts for text in some]
-    rows = iter(view.tokenizer.rows(flat, max_tokens=view.length))
+    rows = iter(
+        view.tokenizer.rows([text for some in texts for text in some], max_tokens=view.length)
+    )
     for some, label in zip(texts, labels, strict=True):
         yield TrainingItem(tuple(next(rows) for _ in some), label)
 
@@ -325,8 +326,7 @@ def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Exampl
 
 
 def predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    scores = predict.score_choices(reading, questions)
+    scores = predict.score_choices(reading, [(e.text, e.pair or "", e.choices) for e in examples])
     chances = [(some / reading.temperature).softmax(-1) for some in scores]
     return [
         ExamplePrediction(
@@ -358,9 +358,10 @@ def measure_writing(
     examples: Sequence[Example], predictions: Sequence[ExamplePrediction]
 ) -> dict[str, float]:
     """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
-    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in predictions)
-    copied = [e.pair or e.text for e in examples]
-    return {"answer_loss": loss, "bleu_copying": bleu([e.label for e in examples], copied)}
+    return {
+        "answer_loss": fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in predictions),
+        "bleu_copying": bleu([e.label for e in examples], [e.pair or e.text for e in examples]),
+    }
 
 
 # ------------------------------------------------------------------ thresholds

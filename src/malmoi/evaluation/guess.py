@@ -74,8 +74,9 @@ def guess_task(
         advice = "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
         require_that(name, advice, data=data)
         return task_on_columns(name or "", **columns), None
-    named = {key: columns.get(key) for key in ("text", "pair", "label")}
-    found = guess_columns(data, kind=name, **named)
+    found = guess_columns(
+        data, kind=name, **{key: columns.get(key) for key in ("text", "pair", "label")}
+    )
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
     columns["separator"] = columns.get("separator") or found.separator
     return task_on_columns(found.kind, **columns), found
@@ -95,8 +96,7 @@ def similarity_columns_of(
     given = {name: value for name, value in columns.items() if value is not None}
     if _is_plain_text(data):
         return GuessedColumns("retrieval", "text", None)
-    chosen = (given.get(name) for name in ("text", "pair", "label"))
-    names = list(first_rows(data, chosen)[0])
+    names = list(first_rows(data, (given.get(name) for name in ("text", "pair", "label")))[0])
 
     def named(role: str, known: Sequence[str]) -> str | None:
         return given.get(role, column_named(known, names))
@@ -214,8 +214,7 @@ def evaluated_task(
     if data is None:
         return task_on_columns(name, **columns), None
     _note_seen_files(model, data)
-    kind = name in KINDS or name in KIND_ALIASES
-    known = tuned_columns(model, data) if kind else {}
+    known = tuned_columns(model, data) if name in KINDS or name in KIND_ALIASES else {}
     return guess_task(name, data, **{**known, **_given(columns)})
 
 

@@ -177,8 +177,7 @@ def _no_prompt(*_: Any) -> Any:
 
 def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
     """Limits a written answer to a little more than the longest that is learnt from."""
-    texts = [text for e in examples for text in e.label or ()]
-    longest = max(map(len, tokenizer.ids(texts)))
+    longest = max(map(len, tokenizer.ids([text for e in examples for text in e.label or ()])))
     return replace(task, max_answer_tokens=longest + longest // 4 + SPARE_TOKENS)
 
 
@@ -460,11 +459,10 @@ def custom_task(  # noqa: PLR0913  # one per column
         _ = by.one_label  # refuses several
     for column, why in chosen.needs.items():
         require_that(getattr(by, column), why)
-    named = [text, *filter(None, [pair]), *by.every_label, *choices]
     return Task(
         chosen.name,
         chosen.name,
-        partial(any_rows, named=named),
+        partial(any_rows, named=[text, *filter(None, [pair]), *by.every_label, *choices]),
         by,
         "your own columns",
         tuple(metrics) or KIND_METRICS[chosen.name],

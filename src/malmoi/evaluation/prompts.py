@@ -93,8 +93,9 @@ def parse_labels(answer: str, task: Task) -> tuple[str, ...]:
 def regression_prompt(task: Task, example: Example) -> TaskPrompt:
     """Offers numbers as words; an example shows the nearest."""
     values = [float(value) for value in task.answers]
-    sentence = "The task {task} has no prompt: it lists no numbers to answer with."
-    require_that(values, sentence, task=task.name)
+    require_that(
+        values, "The task {task} has no prompt: it lists no numbers to answer with.", task=task.name
+    )
     near = None
     if example.label is not None:
         near = min(range(len(values)), key=lambda i: abs(values[i] - example.label))
@@ -159,8 +160,9 @@ def write_prompt(task: Task, example: Example) -> TaskPrompt:
 @cache
 def templates() -> dict[str, dict[str, dict[str, Any]]]:
     """All templates by task and name."""
-    found = files("malmoi.evaluation.in_context") / "templates.toml"
-    return tomllib.loads(found.read_text("utf-8"))
+    return tomllib.loads(
+        (files("malmoi.evaluation.in_context") / "templates.toml").read_text("utf-8")
+    )
 
 
 def templated(task: Task, name: str | None) -> Task:
@@ -169,8 +171,9 @@ def templated(task: Task, name: str | None) -> Task:
         return task
     known = templates().get(task.name, {})
     if name.endswith(".toml"):
-        unread = "The template {path} cannot be read: {error}."
-        with explained((OSError, ValueError), unread, path=name):
+        with explained(
+            (OSError, ValueError), "The template {path} cannot be read: {error}.", path=name
+        ):
             given = tomllib.loads(Path(name).read_text("utf-8"))
         return _changed(task, given, name)
     hint = nearest(name, known) or msg(" Write one in a .toml file and give that file.")

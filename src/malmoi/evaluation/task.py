@@ -133,8 +133,10 @@ class columns:
     def one_label(self) -> str:
         if isinstance(self.label, str):
             return self.label
-        sentence = "Several columns of labels ({names}) are for multilabel; other kinds have one."
-        raise UsageError(sentence, names=", ".join(self.label))
+        raise UsageError(
+            "Several columns of labels ({names}) are for multilabel; other kinds have one.",
+            names=", ".join(self.label),
+        )
 
     @property
     def every_label(self) -> tuple[str, ...]:
@@ -183,9 +185,11 @@ def _joined(by: columns, column: str, row: DataRow) -> tuple[str, ...] | None:
     row.require(flat, "{name!r} must hold a list of labels, not {v!r:.40}", name=column, v=value)
     names = tuple(sorted(filter(None, set(map(label_name, given)))))
     for name in names:
-        agrees = str(row.values.get(name)).strip() != "0"
-        wrong = "the column {name!r} holds 0, the list of labels says otherwise"
-        row.require(agrees, wrong, name=name)
+        row.require(
+            str(row.values.get(name)).strip() != "0",
+            "the column {name!r} holds 0, the list of labels says otherwise",
+            name=name,
+        )
     return names
 
 
@@ -219,8 +223,7 @@ def pair_row(by: columns, row: DataRow) -> Example:
 
 def choice_row(by: columns, row: DataRow) -> Example:
     """The choices in their own columns or as one list, and the number of the right one."""
-    several = len(by.choices) > 1
-    given = [row.text(name) for name in by.choices] if several else row[by.choices[0]]
+    given = [row.text(name) for name in by.choices] if len(by.choices) > 1 else row[by.choices[0]]
     row.require(isinstance(given, list) and len(given) >= 2, "there are fewer than two choices")
     return Example(*_texts(by, row), row.whole(by.one_label), choices=tuple(given))
 
@@ -232,9 +235,12 @@ def span_row(by: columns, row: DataRow) -> Example:
     start = passage.find(str(found)) if found else 0
     row.require(start >= 0, "the answer {found!r:.60} is not in its context", found=found)
     gold = ((str(found), start),) if found else ()
-    known = by.one_label in row.values
-    number = str(row.values.get("id", row.place))
-    return Example(row.text(by.text), passage, gold if known else None, id=number)
+    return Example(
+        row.text(by.text),
+        passage,
+        gold if by.one_label in row.values else None,
+        id=str(row.values.get("id", row.place)),
+    )
 
 
 def written_row(by: columns, row: DataRow) -> Example:
@@ -251,8 +257,9 @@ def _answers(row: DataRow, column: str) -> tuple[str, ...] | None:
         return None
     value = row[column]
     golds = tuple(str(one) for one in (value if isinstance(value, list) else [value]) if one)
-    given = any(gold.strip() for gold in golds)
-    row.require(given, "the answer in {column!r} is missing", column=column)
+    row.require(
+        any(gold.strip() for gold in golds), "the answer in {column!r} is missing", column=column
+    )
     return golds
 
 
@@ -284,6 +291,5 @@ def retrieval_row(by: columns, row: DataRow) -> Example:
     """An anchor, the text that belongs to it (or itself), and in the columns of choices others."""
     anchor, positive = _texts(by, row)
     negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
-    full = anchor.strip() and (positive is None or positive.strip())
-    row.require(full, "a text is empty")
+    row.require(anchor.strip() and (positive is None or positive.strip()), "a text is empty")
     return Example(anchor, anchor if positive is None else positive, 0, choices=negatives)

@@ -108,8 +108,9 @@ class StudyData:
         same = json.loads((out / "made.json").read_text("utf-8")) == made_of
         sentence = "{out} was made from a different text or at another scale: choose another --out."
         require_that(same, sentence, out=out)
-        tasks = (*public, *_made_tasks(out))
-        return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
+        return cls(
+            (str(out / "train.jsonl"),), out / "held-out.txt", (*public, *_made_tasks(out)), folders
+        )
 
     def of(self, *roles: str, dev_rows: int = 0) -> list[StudyTask]:
         """The first available task of each role."""
@@ -165,8 +166,9 @@ def _made_tasks(out: Path) -> Iterator[StudyTask]:
 def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) -> None:
     """train.jsonl, held-out.txt, and rows for the roles that no data set fills."""
     parts = _split([document.text for document in read_documents(sources)], characters)
-    named = ", ".join(sources)
-    require_that(parts["dev"], "{named} is too short for a study: give more text.", named=named)
+    require_that(
+        parts["dev"], "{named} is too short for a study: give more text.", named=", ".join(sources)
+    )
     write_rows(out / "train.jsonl", ({"text": text} for text in parts["train"]))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
     makers = {role: make for role, make in ROW_MAKERS.items() if role not in filled}

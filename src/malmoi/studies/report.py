@@ -106,8 +106,9 @@ def best_rows(results: StudyResults, column: str) -> list[str]:
     top = found[order[0]]
 
     def close(row: str) -> bool:
-        error = math.hypot(top.standard_error, found[row].standard_error)
-        return abs(top.mean - found[row].mean) <= 2 * error
+        return abs(top.mean - found[row].mean) <= 2 * math.hypot(
+            top.standard_error, found[row].standard_error
+        )
 
     return [order[0], *(row for row in order[1:] if close(row))]
 

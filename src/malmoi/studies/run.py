@@ -241,8 +241,9 @@ def run_cells(
     """Trains all missing models, then measures: timed training shares the machine with nothing."""
     for name in ("models", "cells"):
         (kept / name).mkdir(parents=True, exist_ok=True)
-    found = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
-    missing = list(found.values())
+    missing = list(
+        {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}.values()
+    )
     models = list({model_key(c): c for c in missing if not _is_trained(c, kept)}.values())
     failed: list[str] = []
     began = time.monotonic()

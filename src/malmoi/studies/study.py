@@ -211,8 +211,11 @@ SCALES = {
 
 
 def named_scale(name: str) -> Scale:
-    sentence = "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes, gpu-hour or paper."
-    require_known(name, SCALES, sentence)
+    require_known(
+        name,
+        SCALES,
+        "There is no scale {name!r}.{hint} Choose cpu, gpu-minutes, gpu-hour or paper.",
+    )
     return SCALES[name]
 
 
@@ -411,8 +414,7 @@ def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
 
 def held_out_bits(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte of held-out text, of which half of each window is context."""
-    read = text.read_text("utf-8")[:BITS_CHARACTERS]
-    return {"bits per byte": judged.load().bits_per_byte(read)}
+    return {"bits per byte": judged.load().bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
 
 
 def snapshot_scores(

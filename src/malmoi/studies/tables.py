@@ -36,7 +36,6 @@ from malmoi.studies.study import (
 )
 from malmoi.training.recipe import Recipe, read_recipe
 
-Cells = Iterator[Cell]
 MIN_DEPTH = 4  # so that a quarter of the layers is one, and a curve over layers has points
 # of the chosen tokens: % of [MASK], % of the token itself, % of random ones (BERT table 8)
 MASKS = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
@@ -70,7 +69,7 @@ COPIES = 8  # of a leaked item (every second one), as web pages are often duplic
 # ------------------------------------------------------------------ BERT
 
 
-def bert_masking_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_masking_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     for mask, same, other in MASKS:
         row = f"{mask}% [MASK], {same}% same, {other}% random"
         shares = {"data.mask_token": mask / 100, "data.mask_random": other / 100}
@@ -80,7 +79,7 @@ def bert_masking_cells(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), "{}, features", **features)
 
 
-def bert_features_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_features_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     recipe = plan.scale.recipe("bert", seed)
     yield from plan.tuned("fine-tuned", recipe, plan.tasks("tokens"))
     for row, layers in FEATURES.items():
@@ -88,7 +87,7 @@ def bert_features_cells(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), **options)
 
 
-def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_objectives_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     bert, ltr = (plan.scale.recipe(kind, seed) for kind in ("bert", "ltr"))
     left_to_right = "left to right, no NSP"
     rows = {"BERT": bert, "no NSP": bert.override({"objective": "mlm"}), left_to_right: ltr}
@@ -98,7 +97,7 @@ def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
     yield from plan.tuned(row, ltr, plan.tasks("tokens"), lm=0.0, **plan.scale.bilstm)
 
 
-def bert_size_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_size_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("bert", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     for row, (deep, wide, many) in SHAPES.items():
@@ -116,7 +115,7 @@ def bert_size_cells(plan: StudyPlan, seed: int) -> Cells:
 # ------------------------------------------------------------------ GPT-1
 
 
-def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("gpt", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     recipe = base.override({"model.depth": depth})
@@ -136,7 +135,7 @@ def gpt1_transfer_figure(results: StudyResults) -> str:
     return curve_figure(results, across="layers transferred", x=_layers, up="score, %")
 
 
-def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     gpt, lstm = (plan.scale.recipe(kind, seed) for kind in ("gpt", "lstm"))
     rows: tuple[tuple[str, Recipe, dict[str, Any]], ...] = (
         ("Transformer, auxiliary LM", gpt, {}),
@@ -153,7 +152,7 @@ def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
                 yield from plan.tuned(row, recipe, [some], column, **options)
 
 
-def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     roles = ("acceptability", "minimal pairs", "last word")
     tasks = [
         # CoLA by the likelihood of a sentence alone, as in GPT-1 §5
@@ -190,7 +189,7 @@ def sized_gpt(plan: StudyPlan, size: str, seed: int) -> Recipe:
     return base.override({"model.width": width, "model.heads": heads, "model.hidden": 0})
 
 
-def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     texts = [(column, task, plan.data.file(pattern)) for column, task, pattern in TEXTS]
     for size in WIDTHS:
         recipe = sized_gpt(plan, size, seed)
@@ -204,7 +203,7 @@ def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
                 yield plan.cell(size, recipe, text_perplexity, **options)
 
 
-def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     recipe = plan.scale.recipe("gpt", seed)
     leaked = plan.data.held_out.parent / "leaked.jsonl"
     for task in plan.tasks("minimal pairs"):

@@ -65,8 +65,10 @@ def language_head(model: Model) -> str:
     """The model's language head: lm for a GPT, mlm for a BERT."""
     if model.network.language_head:
         return model.network.language_head
-    sentence = "This model has no lm or mlm head to answer prompts with. It can: {abilities}."
-    raise UsageError(sentence, abilities=", ".join(model.abilities))
+    raise UsageError(
+        "This model has no lm or mlm head to answer prompts with. It can: {abilities}.",
+        abilities=", ".join(model.abilities),
+    )
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,9 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
         for name in SCORINGS:
             chosen = picks[way + name] = [best_choice(choices, name) for choices in found]
             measures[f"accuracy_{way}{name}"] = measure_with_error("accuracy", gold, chosen)
-    accuracy = measures[f"accuracy_{exam.scoring}"]
-    return Graded({"accuracy": accuracy, **measures}, picks[exam.scoring])
+    return Graded(
+        {"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, picks[exam.scoring]
+    )
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -217,8 +220,9 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """The missing word: whether greedy decoding generates it, and its likelihood (GPT-2 §3.3)."""
-    parts = [part for question in questions for part in answer_parts(question)]
-    scores = part_likelihoods(exam, parts)
+    scores = part_likelihoods(
+        exam, [part for question in questions for part in answer_parts(question)]
+    )
     likely = mean_with_error([score.logprob for score in scores])
     perplexity = math.exp(-likely.mean)
     spread = (perplexity * likely.standard_error, perplexity * likely.deviation)  # of eˣ: eˣ dx
@@ -264,8 +268,9 @@ def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str
     require_that(language_head(exam.model) == "lm", sentence, task=task.name)
 
     def go_on(prompts: Sequence[str]) -> list[str]:
-        limit = task.max_answer_tokens
-        return exam.model.generate(list(prompts), temperature=0, max_new_tokens=limit, stop="\n")
+        return exam.model.generate(
+            list(prompts), temperature=0, max_new_tokens=task.max_answer_tokens, stop="\n"
+        )
 
     return exam.in_steps("prompt", [question.before for question in questions], go_on)
 

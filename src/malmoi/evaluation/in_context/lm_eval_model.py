@@ -80,8 +80,9 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         for i, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(i)
         for places in groups.values():
-            prompts = [requests[i].args[0] for i in places]
-            texts = self._written(prompts, dict(requests[places[0]].args[1]))
+            texts = self._written(
+                [requests[i].args[0] for i in places], dict(requests[places[0]].args[1])
+            )
             for i, text in zip(places, texts, strict=True):
                 found[i] = text
         return found

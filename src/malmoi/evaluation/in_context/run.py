@@ -164,11 +164,12 @@ class QuestionBuilder:
         """Drops the oldest tokens, since the question itself comes last, and scoring the rest."""
         offsets = self.model.tokenizer.encode(question.before, specials=False).offsets
         whole = surplus < len(offsets)
-        fits = whole or not question.prompt.written
-        sentence = (
-            "{place} does not fit into the model's context of {n}: its answer alone fills it."
+        require_that(
+            whole or not question.prompt.written,
+            "{place} does not fit into the model's context of {n}: its answer alone fills it.",
+            place=question.example.place,
+            n=self.model.config.context,
         )
-        require_that(fits, sentence, place=question.example.place, n=self.model.config.context)
         first = offsets[surplus if whole else -1][0] if offsets else 0
         return replace(question, before=question.before[first:], cut=True, answer_cut=not whole)
 
@@ -261,8 +262,9 @@ def _in_reading(model: Model, reading: str | None) -> Model:
         return model
     require_known(reading, READINGS, "There is no reading mode {name!r}.{hint}")
     if not model.network.trunk.is_causal:
-        masked = reading == "masked"
-        require_that(masked, "This model does not read left to right: leave `reading` out.")
+        require_that(
+            reading == "masked", "This model does not read left to right: leave `reading` out."
+        )
         return model
     if reading == "masked":
         model.network.masked()  # refuses a model that reads left to right only

@@ -21,6 +21,7 @@ def named_task(name: str) -> Task:
         return custom_task(name)
     if name not in TASKS:
         load_installed_plugins()
-    known = (*KIND_METRICS, *TASKS)
-    require_known(name, known, "There is no task {name!r}.{hint} `malmoi tasks` lists them.")
+    require_known(
+        name, (*KIND_METRICS, *TASKS), "There is no task {name!r}.{hint} `malmoi tasks` lists them."
+    )
     return TASKS[name]

@@ -68,9 +68,11 @@ def copa(row: DataRow) -> Example:
     asked = row.text("question")
     link = {"cause": "because", "effect": "so"}.get(asked)
     row.require(link, "the question must be cause or effect, not {asked!r}", asked=asked)
-    choices = (row.text("choice1"), row.text("choice2"))
-    begin = f"{row.text('premise').rstrip('.')} {link}"
-    return Example(begin, label=row.whole("label"), choices=choices)
+    return Example(
+        f"{row.text('premise').rstrip('.')} {link}",
+        label=row.whole("label"),
+        choices=(row.text("choice1"), row.text("choice2")),
+    )
 
 
 def story_cloze(row: DataRow) -> Example:
@@ -96,8 +98,9 @@ def piqa(row: DataRow) -> Example:
     """A goal and two ways to reach it: goal, sol1, sol2, label (Bisk et al. 2020)."""
     if "query" in row.values:
         return _question(row)
-    ways = (row.text("sol1"), row.text("sol2"))
-    return Example(row.text("goal"), label=row.whole("label"), choices=ways)
+    return Example(
+        row.text("goal"), label=row.whole("label"), choices=(row.text("sol1"), row.text("sol2"))
+    )
 
 
 def arc(row: DataRow) -> Example:
@@ -114,8 +117,9 @@ def arc(row: DataRow) -> Example:
     known = key is None or key in marks
     row.require(known, "the answer {key!r} is not one of {marks}", key=key, marks=", ".join(marks))
     right = None if key is None else marks.index(key)
-    named = str(row.values.get("id", ""))
-    return Example(stem, label=right, id=named, choices=tuple(given["text"]))
+    return Example(
+        stem, label=right, id=str(row.values.get("id", "")), choices=tuple(given["text"])
+    )
 
 
 def winograd(row: DataRow) -> Example:
@@ -125,8 +129,9 @@ def winograd(row: DataRow) -> Example:
         row.require(gap, "the sentence has no gap _")
         right = row.whole("answer")
         label = None if right is None else right - 1
-        choices = (row.text("option1"), row.text("option2"))
-        return Example(before.strip(), f"_{after}", label, choices=choices)
+        return Example(
+            before.strip(), f"_{after}", label, choices=(row.text("option1"), row.text("option2"))
+        )
     contexts = [str(context).split() for context in row["context_options"]]
     columns = zip(*(context[:-1] for context in contexts), strict=False)
     shared = len(list(takewhile(lambda some: len(set(some)) == 1, columns)))
@@ -169,8 +174,10 @@ def cbt_rows(path: Path) -> Iterator[DataRow]:
 
 def cbt(row: DataRow) -> Example:
     options = tuple(row["options"])
-    whole = "XXXXX" in row["question"] and row["answer"] in options
-    row.require(whole, "there must be a gap XXXXX, and its word among the candidates")
+    row.require(
+        "XXXXX" in row["question"] and row["answer"] in options,
+        "there must be a gap XXXXX, and its word among the candidates",
+    )
     question = row.text("question").replace("_", " ").replace("XXXXX", "_", 1)
     return Example(row.text("story"), question, options.index(row["answer"]), choices=options)
 

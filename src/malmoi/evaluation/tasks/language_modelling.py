@@ -179,8 +179,7 @@ def drawn_rows(draw: Draw, rng: Random) -> Iterator[DataRow]:
     """What is 48 plus 76?"""
     for number in range(1, EXAMPLES_PER_TASK + 1):
         asked, answer = draw(rng)
-        row = {"question": f"What is {asked}?", "answer": str(answer)}
-        yield DataRow(row, f"drawn:{number}")
+        yield DataRow({"question": f"What is {asked}?", "answer": str(answer)}, f"drawn:{number}")
 
 
 def _arithmetic_task(name: str, about: str, draw: Draw) -> Task:
@@ -198,9 +197,11 @@ def _arithmetic_task(name: str, about: str, draw: Draw) -> Task:
 
 
 def _two_numbers_task(digits: int, sign: str) -> Task:
-    about = msg("{words}, numbers of up to {n} digits", words=WORDS[sign], n=digits)
-    name = f"{digits}d{sign.replace('*', 'x')}"
-    return _arithmetic_task(name, about, partial(two_numbers, digits, sign))
+    return _arithmetic_task(
+        f"{digits}d{sign.replace('*', 'x')}",
+        msg("{words}, numbers of up to {n} digits", words=WORDS[sign], n=digits),
+        partial(two_numbers, digits, sign),
+    )
 
 
 ARITHMETIC = (
