@@ -1,7 +1,4 @@
-"""Scores on clean and on dirty items, to see how much a test set in the training text helps.
-
-An item is dirty if it shares an n-gram with the training text (Brown et al. 2020, §4, appendix C).
-"""
+"""Scores of clean items, and of dirty ones, which share an n-gram with the text (GPT-3 §4)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,10 +32,7 @@ def contamination_report(
     scores: Mapping[str, float],
     score: Callable[[Sequence[int]], Mapping[str, float]],
 ) -> dict[str, Any]:
-    """{"words": 13, "items": 500, "dirty": 21, …, "scores": {"accuracy": {"all": 0.61, …}}}.
-
-    `scores` are those of all items; `score` computes them for some.
-    """
+    """{"dirty": 21, "scores": …}: the scores of all items, and by `score` of the two parts."""
     places: dict[str, list[int]] = {"clean": [], "dirty": []}
     for i, overlap in enumerate(overlaps.dirty):
         places["dirty" if overlap else "clean"].append(i)
@@ -61,8 +55,4 @@ def contamination_report(
 
 
 def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
-    require_that(
-        find is None,
-        "--contamination needs the rows of a task; it cannot be used with {what}.",
-        what=what,
-    )
+    require_that(find is None, "--contamination needs the rows of a task, not {what}.", what=what)

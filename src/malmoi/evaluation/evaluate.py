@@ -15,7 +15,7 @@ from malmoi.evaluation.contamination import (
     item_texts,
     refuse_contamination,
 )
-from malmoi.evaluation.examples import load_examples, require_labels, unseen_labels
+from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
 from malmoi.evaluation.in_context.run import (
@@ -43,7 +43,7 @@ from malmoi.metrics.labels import (
 )
 from malmoi.metrics.texts import bleu
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.report.task_page import is_correct, likely_label_errors
+from malmoi.report.task_page import MAX_MISTAKES, MAX_SUSPECTS, is_correct, likely_label_errors
 from malmoi.system.files import output_folder, write_json, write_text
 from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.rows import RowSource
@@ -86,10 +86,7 @@ def evaluate_model(
         asking |= {"skip_bad": skip_bad, "contamination": contamination}
         return evaluate_few_shot(found, chosen, data, **asking)
     if data is None:
-        raise UsageError(
-            "The task {chosen} needs a file of rows: give it with --data (data=…).",
-            chosen=chosen.name,
-        )
+        raise UsageError(NEEDS_FILE, task=chosen.name)
     examples = _judged_rows(found, chosen, data, asking, skip_bad=skip_bad)
     reading = _with_vectors(chosen, Predictor.of(found.checkpoint))
     done = predict_and_score(chosen, examples, reading)
@@ -194,13 +191,10 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         kind=task.kind,
         task=task.name,
     )
-    require_that(
-        not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels),
-        "The task {task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
-        task=task.name,
-        ours=", ".join(task.labels),
-        theirs=", ".join(reading.labels) or msg("none"),
-    )
+    same = not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels)
+    sentence = "{task} has the labels {ours}; this model was fine-tuned to predict {theirs}."
+    ours, theirs = ", ".join(task.labels), ", ".join(reading.labels) or msg("none")
+    require_that(same, sentence, task=task.name, ours=ours, theirs=theirs)
 
 
 # ------------------------------------------------------------------ in context
@@ -218,9 +212,7 @@ def evaluate_few_shot(
         refuse_contamination(find, "lm-eval")
         return evaluate_with_harness(model, task, data, settings, harness)
     if isinstance(task, Path):
-        raise UsageError(
-            "{task} is a task of lm-evaluation-harness: add --harness lm-eval.", task=task
-        )
+        raise UsageError("{task} is a task of lm-eval: add --harness lm-eval.", task=task)
     facts = [result.facts for result in few_shot_results(model, task, data, settings, out, find)]
     return facts[0] if len(facts) == 1 else facts
 
@@ -228,8 +220,9 @@ def evaluate_few_shot(
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     """A config from options by name; a misspelt name gets a suggestion."""
     for name in asking:
-        known = InContextConfig.__dataclass_fields__
-        require_known(name, known, "evaluate has no setting {name!r}.{hint}")
+        require_known(
+            name, InContextConfig.__dataclass_fields__, "evaluate has no setting {name!r}.{hint}"
+        )
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 
 
@@ -241,10 +234,7 @@ def few_shot_results(
     out: str | Path | None = None,
     find: FindOverlaps | None = None,
 ) -> list[InContextResult]:
-    """Evaluates, reports progress and notes, and writes the curve if there is a folder.
-
-    `find` looks for the items in the training text; clean and dirty ones are then scored too.
-    """
+    """Evaluates, notes what is odd, and writes the curve if there is a folder."""
     found: list[InContextResult] = []
     for result in evaluate_in_context(model, task, data, asking):
         notes = {note for one in found for note in one.notes}
@@ -284,15 +274,8 @@ SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:malmoi"
 def evaluate_translation(
     model: Model, data: Any, *, beams: int = BEAMS, limit: int | None = None
 ) -> dict[str, Any]:
-    """{"bleu": 38.1, "beams": 4, "signature": …, "examples": 1000}.
-
-    `data` are two files aligned by line, or a table; a pair without both sides is an error.
-    """
-    if data is None:
-        raise UsageError(
-            "Evaluation needs reference translations: give two files (source and target) or a "
-            "table with both columns."
-        )
+    """{"bleu": 38.1, …} of two files aligned by line, or a table; a pair needs both sides."""
+    require_that(data is not None, "Evaluation needs translations: two files, or two columns.")
     reader = read_pairs([data] if isinstance(data, str | Path) else list(data), COLUMNS)
     rows = [split_pair(document.text) for document in reader]
     if reader.problems:
@@ -304,9 +287,6 @@ def evaluate_translation(
 
 
 # ------------------------------------------------------------------ where a model errs
-
-MAX_MISTAKES = 20
-MAX_SUSPECTS = 20
 
 
 def prediction_row(example: Example, label: Any, predicted: ExamplePrediction) -> dict[str, Any]:
@@ -326,10 +306,7 @@ def analyse_errors(
     outcome: Outcome,
     temperature: float = 1.0,
 ) -> dict[str, Any]:
-    """The error analysis in `report.json` and `malmoi evaluate --json`.
-
-    `temperature` is the one that the probabilities were computed with.
-    """
+    """The error analysis of `report.json` and `evaluate --json`, at a predictor's temperature."""
     kind = head_kind(task)
     facts: dict[str, Any] = {}
     pair = outcome.labels, outcome.predictions
@@ -356,13 +333,13 @@ def calibration(outcome: Outcome, temperature: float) -> dict[str, Any]:
     """Expected calibration error with the temperature and without it, and the reliability bins."""
     right = [gold == one.prediction for gold, one in zip(outcome.labels, outcome.said, strict=True)]
     sure = [one.score for one in outcome.said]
-    raw = [
-        max(apply_temperature(one.probabilities, 1 / temperature).values()) for one in outcome.said
-    ]
+    colder = (apply_temperature(one.probabilities, 1 / temperature) for one in outcome.said)
     return {
         "temperature": temperature,
         "error": calibration_error(right, sure),
-        "error_without_temperature": calibration_error(right, raw),
+        "error_without_temperature": calibration_error(
+            right, [max(chances.values()) for chances in colder]
+        ),
         "bins": [asdict(one) for one in calibration_bins(right, sure)],
     }
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from malmoi.errors import MalmoiError, ensure
 from malmoi.evaluation.kinds import kind_of
@@ -25,6 +24,7 @@ from malmoi.text.rows import (
 )
 
 MAX_BAD_ROWS_SHOWN = 5  # places of bad rows that an error lists
+NEEDS_FILE = msg("The task {task} needs a file of rows: give it with --data (data=…).")
 TYPO_SIMILARITY = 0.85  # difflib's ratio of two labels: positve and positive have 0.93
 
 
@@ -40,50 +40,33 @@ class Examples:
 
 
 def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> Examples:
-    """Reads a task's files, or its rows from memory.
-
-    A bad row is an error with its place, or skipped with `skip_bad`.
-    """
-    if is_files(sources):
-        rows: Iterable[DataRow] = (row for path in file_list(sources) for row in task.rows(path))
-    else:
-        rows = rows_of(sources)
+    """A task's files, or rows from memory; a bad row is an error, or skipped with `skip_bad`."""
+    files = file_list(sources) if is_files(sources) else None
+    rows = rows_of(sources) if files is None else (row for path in files for row in task.rows(path))
     read, bad = _sorted_out(task, rows)
-    no_label = task.no_label
-    found = [example for example in read if no_label is None or example.label != no_label]
+    without = task.no_label
+    found = [example for example in read if without is None or example.label != without]
     if len(bad) > 1 and not found:
-        raise MalmoiError(
-            "None of the {bad:,} rows can be used: {first}.", bad=len(bad), first=bad[0]
-        )
+        raise MalmoiError("None of the {n:,} rows can be used: {first}.", n=len(bad), first=bad[0])
     if bad and not skip_bad:
         more = len(bad) - MAX_BAD_ROWS_SHOWN
         shown = joined("; ", bad[:MAX_BAD_ROWS_SHOWN])
         shown += msg("; and {count} more", count=more) if more > 0 else ""
-        raise MalmoiError(
-            "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True).", shown=shown
-        )
-    if not found:
-        raise MalmoiError("There are no examples in {name}.", name=source_name(sources))
+        sentence = "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
+        raise MalmoiError(sentence, shown=shown)
+    ensure(found, "There are no examples in {name}.", name=source_name(sources))
     notes = list(_notes(task, found, bad))
-    if len(found) < len(read):
-        notes.append(
-            msg(
-                "{read:,} of {rows} have no gold label ({no_label!r}) and are left out.",
-                read=len(read) - len(found),
-                rows=plural(len(read), "row"),
-                no_label=no_label,
-            )
-        )
+    if left := len(read) - len(found):
+        rows_read = plural(len(read), "row")
+        sentence = "{left:,} of {rows} have no gold label ({mark!r}) and are left out."
+        notes.append(msg(sentence, left=left, rows=rows_read, mark=without))
     return Examples(tuple(found), tuple(notes))
 
 
 def generate_examples(task: Task, seed: int) -> Examples:
     """Generates the examples of a task without files, reproducibly for a seed."""
     if task.generated is None:
-        raise MalmoiError(
-            "The task {chosen} needs a file of rows: give it with --data (data=…).",
-            chosen=task.name,
-        )
+        raise MalmoiError(NEEDS_FILE, task=task.name)
     found, _ = _sorted_out(task, task.generated(random.Random(f"{task.name}:{seed}")))
     return Examples(tuple(found))
 
@@ -109,9 +92,7 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
     kind = kind_of(task)
     if bad:
-        yield msg(
-            "{bad_rows} skipped, such as {bad}.", bad_rows=plural(len(bad), "bad row"), bad=bad[0]
-        )
+        yield msg("{rows} skipped, such as {one}.", rows=plural(len(bad), "bad row"), one=bad[0])
     if empty := [e.place for e in found if not e.text.strip()]:
         yield msg(
             "{texts}, the first at {empty}.", texts=plural(len(empty), "empty text"), empty=empty[0]
@@ -127,17 +108,10 @@ def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
     twice = [e for e in found if counts[e.id] > 1]
     if not twice:
         return
-    last, times = twice[-1], counts[twice[-1].id]
-    ensure(
-        not refuse,
-        "{place}: the id {id!r} comes {times} times, but ids must differ.",
-        place=last.place,
-        id=last.id,
-        times=times,
-    )
-    yield msg(
-        "{place}: the id {id!r} comes {times} times.", place=last.place, id=last.id, times=times
-    )
+    last = twice[-1]
+    about = dict(place=last.place, id=last.id, times=counts[last.id])
+    ensure(not refuse, "{place}: the id {id!r} comes {times} times, but ids must differ.", **about)
+    yield msg("{place}: the id {id!r} comes {times} times.", **about)
 
 
 def _label_counts(task: Task, examples: Sequence[Example]) -> Counter[str]:
@@ -155,19 +129,20 @@ def _contradictions(found: Sequence[Example]) -> Iterable[str]:
     for example in found:
         first.setdefault((example.text, example.pair), example)
     if others := [e for e in found if first[e.text, e.pair].label != e.label]:
-        before = first[others[0].text, others[0].pair]
+        one, other = first[others[0].text, others[0].pair], others[0]
         yield msg(
-            "{texts} with a different label: {place} says {shown}, {place2} {shown2}.",
+            "{texts} with a different label: {one} says {label}, {other} {label2}.",
             texts=plural(len(others), "repeated text"),
-            place=before.place,
-            shown=_shown(before.label),
-            place2=others[0].place,
-            shown2=_shown(others[0].label),
+            one=one.place,
+            label=_shown(one),
+            other=other.place,
+            label2=_shown(other),
         )
 
 
-def _shown(label: Any) -> str:
+def _shown(example: Example) -> str:
     """A label as its file has it; several are a tuple."""
+    label = example.label
     return repr(", ".join(label)) if isinstance(label, tuple) else repr(label)
 
 
@@ -192,11 +167,10 @@ def require_labels(examples: Sequence[Example]) -> None:
     """Raises an error if an example has no label, which training and evaluation need."""
     if missing := [e.place for e in examples if e.label is None]:
         raise MalmoiError(
-            "{missing} has no label ({missing2:,} such rows in all), so it cannot be learnt "
-            "or scored. malmoi predict reads rows without labels; --label (label=…) names the "
-            "column of labels of your own table.",
-            missing=missing[0],
-            missing2=len(missing),
+            "{first} has no label ({n:,} such rows in all), so it cannot be learnt or scored: name "
+            "the column with --label (label=…), or predict the labels with malmoi predict.",
+            first=missing[0],
+            n=len(missing),
         )
 
 
@@ -209,12 +183,9 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     alike = {e.label for e in examples} if kind.text_labels else used
     if len(alike) < 2:
         label = next(iter(alike))
-        raise MalmoiError(
-            "All {examples:,} rows (from {place} on) have {shown}: there is nothing to learn.",
-            examples=len(examples),
-            place=examples[0].place,
-            shown=msg("the label {label!r:.60}", label=label) if label != () else msg("no label"),
-        )
+        shown = msg("the label {label!r:.60}", label=label) if label != () else msg("no label")
+        sentence = "All {n:,} rows (from {place} on) have {shown}: there is nothing to learn."
+        raise MalmoiError(sentence, n=len(examples), place=examples[0].place, shown=shown)
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 
 
@@ -223,16 +194,11 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
     counts = _label_counts(task, examples)
     others = [(name, count) for name, count in counts.most_common() if name not in known]
     for name, count in others[:1]:
-        more = (
-            msg(" (and {counts} other labels)", counts=len(others) - 1) if len(others) > 1 else ""
-        )
-        yield msg(
-            "{rows} with the label {name!r}{more}, which no training row has: it cannot "
-            "be predicted.",
-            rows=plural(count, "evaluation row"),
-            name=name,
-            more=more,
-        )
+        n = len(others) - 1
+        more = msg(" (and {n} other labels)", n=n) if n else ""
+        rows = plural(count, "evaluation row")
+        sentence = "{rows} with the label {name!r}{more}, which no training row has."
+        yield msg(sentence, rows=rows, name=name, more=more)
 
 
 def _order(label: str) -> tuple[int, float, str]:
@@ -249,11 +215,6 @@ def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
     if not path.is_dir():
         return path, None
     train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
-    if not train:
-        raise MalmoiError(
-            "The folder {path} has no file {files!r} for the task {task}.",
-            path=path,
-            files=task.files[0],
-            task=task.name,
-        )
+    sentence = "The folder {path} has no file {files!r} for the task {task}."
+    ensure(train, sentence, path=path, files=task.files[0], task=task.name)
     return train[0], dev[0] if dev else None

@@ -1,7 +1,4 @@
-"""Examples as a network sees them, kind by kind: tokens and labels to learn, and predictions.
-
-For a BERT, or a GPT with frame tokens.
-"""
+"""Examples as a BERT, or a GPT with frame tokens, sees them, kind by kind; and predictions."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +17,7 @@ from malmoi.inference.predict import Predictor, choice_pairs
 from malmoi.inference.score import ScoredRow, token_logprobs
 from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer, write_answers
-from malmoi.messages import StatusLog
+from malmoi.messages import StatusLog, msg
 from malmoi.metrics.labels import apply_temperature, best_label_thresholds, best_temperature
 from malmoi.metrics.texts import best_threshold, bleu
 from malmoi.tokenizer import Tokenizer, TokenRow
@@ -141,10 +138,7 @@ def choice_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
 
 
 def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
-    """Windows over the context; in those without the answer, the null token is the target.
-
-    A question whose answer fits into no window is skipped: it would teach that there is none.
-    """
+    """Windows over the context; without the answer, the null token is the target."""
     pairs = [(e.text, e.pair or "") for e in examples]
     lost = []
     for example, some in zip(
@@ -152,23 +146,20 @@ def answer_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tra
     ):
         places = [_place(window, example.label) for window in some]
         if example.label and not any(places):
-            lost.append(example.place)
+            lost.append(example.place)  # it would teach that there is no answer
             continue
         for number, (window, place) in enumerate(zip(some, places, strict=True)):
             null = len(window.tokens) - 1 if view.last else 0
             row = TokenRow(window.tokens, window.segments)
             yield TrainingItem((row,), place or (null, null), continues=number > 0)
-    ensure(
-        not lost or len(lost) != len(examples),
-        "No answer fits into {length} tokens; raise --length.",
-        length=view.length,
-    )
+    useful = not lost or len(lost) != len(examples)
+    ensure(useful, "No answer fits into {length} tokens; raise --length.", length=view.length)
     if lost:
         logger.warning(
-            "{lost:,} of {examples:,} rows are skipped, the first at {first}: their "
-            "answers do not fit into {length} tokens.",
+            "{lost:,} of {many:,} rows are skipped, the first at {first}: their answers do not fit "
+            "into {length} tokens.",
             lost=len(lost),
-            examples=len(examples),
+            many=len(examples),
             first=lost[0],
             length=view.length,
         )
@@ -191,9 +182,8 @@ def writing_items(examples: Sequence[Example], view: FeatureView) -> Iterator[Tr
     rows = [answer_row(example, view) for example in examples]
     ensure(
         any(row.spans for row in rows),
-        "No answer fits with its prompt into {length} tokens; raise --length, or give "
-        "shorter prompts.",
-        length=view.length,
+        "No answer fits with its prompt into {n} tokens; raise --length, or shorten prompts.",
+        n=view.length,
     )
     _note_cuts(examples, rows, view.length)
     for row in rows:
@@ -212,32 +202,15 @@ def answer_row(example: Example, view: FeatureView) -> AnswerRow:
 
 
 def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: int) -> None:
-    many = f"{len(rows):,}"
-    if prompts := sum(row.prompt_cut for row in rows):
-        logger.warning(
-            "{prompts:,} of {many} prompts do not fit with their answers into {length} "
-            "tokens and are truncated at the end.",
-            prompts=prompts,
-            many=many,
-            length=length,
-        )
-    if answers := sum(row.answer_cut and bool(row.spans) for row in rows):
-        logger.warning(
-            "{answers:,} of {many} answers do not fit into {length} tokens and are "
-            "truncated at the end.",
-            answers=answers,
-            many=many,
-            length=length,
-        )
+    about = dict(many=len(rows), length=length)
+    cut = "{n:,} of {many:,} {what} into {length} tokens and are truncated at the end."
+    if n := sum(row.prompt_cut for row in rows):
+        logger.warning(cut, n=n, what=msg("prompts do not fit with their answers"), **about)
+    if n := sum(row.answer_cut and bool(row.spans) for row in rows):
+        logger.warning(cut, n=n, what=msg("answers do not fit"), **about)
     if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
-        logger.warning(
-            "{lost:,} of {many} rows are skipped, the first at {first}: their prompts "
-            "alone fill {length} tokens.",
-            lost=len(lost),
-            many=many,
-            first=lost[0],
-            length=length,
-        )
+        full = "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer."
+        logger.warning(full, n=len(lost), many=len(rows), first=lost[0])
 
 
 def similarity_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:
@@ -258,8 +231,9 @@ def _items(
     examples: Sequence[Example], view: FeatureView, labels: Sequence[Any]
 ) -> Iterator[TrainingItem]:
     texts = [(e.text, e.pair or "", *e.choices) for e in examples]
-    flat = [text for some in texts for text in some]
-    rows = iter(view.tokenizer.rows(flat, max_tokens=view.length))
+    rows = iter(
+        view.tokenizer.rows([text for some in texts for text in some], max_tokens=view.length)
+    )
     for some, label in zip(texts, labels, strict=True):
         yield TrainingItem(tuple(next(rows) for _ in some), label)
 
@@ -313,8 +287,8 @@ def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[
 
 
 def predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = predict.score_classes(reading, [e.input for e in examples])[:, 0].tolist()
-    return [ExamplePrediction(value, value) for value in values]
+    values = predict.score_classes(reading, [e.input for e in examples])[:, 0]
+    return [ExamplePrediction(value, value) for value in values.tolist()]
 
 
 def predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
@@ -323,10 +297,7 @@ def predict_cosines(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 
 def predict_ranks(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    """The rank of each anchor's text among all texts of the rows, from 1; the score is its cosine.
-
-    A text that belongs to itself is searched for by every second word of it.
-    """
+    """The rank, from 1, of the text that belongs to each anchor among all texts; its cosine."""
     itself = all(e.pair == e.text for e in examples)
     queries = [" ".join(e.text.split()[::2]) if itself else e.text for e in examples]
     pool = list(dict.fromkeys(text for e in examples for text in (e.pair or "", *e.choices)))
@@ -355,8 +326,7 @@ def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Exampl
 
 
 def predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    questions = [(e.text, e.pair or "", e.choices) for e in examples]
-    scores = predict.score_choices(reading, questions)
+    scores = predict.score_choices(reading, [(e.text, e.pair or "", e.choices) for e in examples])
     chances = [(some / reading.temperature).softmax(-1) for some in scores]
     return [
         ExamplePrediction(
@@ -388,9 +358,10 @@ def measure_writing(
     examples: Sequence[Example], predictions: Sequence[ExamplePrediction]
 ) -> dict[str, float]:
     """The loss on the reference answers, and as a baseline the BLEU of copying the prompt."""
-    loss = fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in predictions)
-    copied = [e.pair or e.text for e in examples]
-    return {"answer_loss": loss, "bleu_copying": bleu([e.label for e in examples], copied)}
+    return {
+        "answer_loss": fmean(-math.log(max(one.score, LEAST_PROBABILITY)) for one in predictions),
+        "bleu_copying": bleu([e.label for e in examples], [e.pair or e.text for e in examples]),
+    }
 
 
 # ------------------------------------------------------------------ thresholds

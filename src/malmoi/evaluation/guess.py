@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, UsageError, require_that
 from malmoi.evaluation.kinds import (
     CLASSIFICATION,
     KINDS,
@@ -48,21 +48,15 @@ def task_on_columns(name: str, **columns: Any) -> Task:
     if name in KINDS or name in KIND_ALIASES:
         return custom_task(name, **given)
     if given:
-        raise UsageError(
-            "The task {name} has its own columns; --{next} is for a kind such as classification.",
-            name=name,
-            next=next(iter(given)),
-        )
+        sentence = "The task {name} has its own columns; --{next} is for a kind such as writing."
+        raise UsageError(sentence, name=name, next=next(iter(given)))
     return named_task(name)
 
 
 def guess_task(
     name: str | None, data: RowSource | None, **columns: Any
 ) -> tuple[Task, GuessedColumns | None]:
-    """Returns the named task, or one detected from the table, with the detected columns.
-
-    Without a table it is a classification.
-    """
+    """The named task or that of the table (none: a classification), with the found columns."""
     if data is None:
         return task_on_columns(name or CLASSIFICATION.name, **columns), None
     folder = isinstance(data, str | Path) and file_list(data)[0].is_dir()
@@ -77,13 +71,12 @@ def guess_task(
     if several or name not in (None, "", *GUESSED_KINDS):
         return task_on_columns(name or "multilabel", **columns), None
     if folder:
-        if name:
-            return task_on_columns(name, **columns), None
-        raise UsageError(
-            "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}", data=data
-        )
-    named = {key: columns.get(key) for key in ("text", "pair", "label")}
-    found = guess_columns(data, kind=name, **named)
+        advice = "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
+        require_that(name, advice, data=data)
+        return task_on_columns(name or "", **columns), None
+    found = guess_columns(
+        data, kind=name, **{key: columns.get(key) for key in ("text", "pair", "label")}
+    )
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
     columns["separator"] = columns.get("separator") or found.separator
     return task_on_columns(found.kind, **columns), found
@@ -99,16 +92,11 @@ def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
 def similarity_columns_of(
     data: RowSource, *, ranked: bool = False, **columns: Any
 ) -> GuessedColumns:
-    """The kind of these rows, similarity or retrieval, and their columns.
-
-    A score makes it a similarity unless `ranked`; plain text is a retrieval of every text by
-    itself.
-    """
+    """The kind of these rows and their columns; a score makes it a similarity unless `ranked`."""
     given = {name: value for name, value in columns.items() if value is not None}
     if _is_plain_text(data):
         return GuessedColumns("retrieval", "text", None)
-    chosen = (given.get(name) for name in ("text", "pair", "label"))
-    names = list(first_rows(data, chosen)[0])
+    names = list(first_rows(data, (given.get(name) for name in ("text", "pair", "label")))[0])
 
     def named(role: str, known: Sequence[str]) -> str | None:
         return given.get(role, column_named(known, names))
@@ -164,10 +152,7 @@ def _tag_format(begin: str) -> str | None:
 
 
 def tuned_task(model: Model) -> str | None:
-    """The name of the task that a model was fine-tuned for.
-
-    A sentence encoder's is similarity: the rows decide whether they are scored or ranked.
-    """
+    """The task that a model was fine-tuned for; a sentence encoder's is similarity."""
     task = model.checkpoint.extra.get("task")  # which copies of its folder keep
     name = task if isinstance(task, str) else None
     ranks = name in (None, RETRIEVAL.name) and model.task_head is SIMILARITY.output
@@ -181,10 +166,7 @@ def public_task(model: Model) -> Task | None:
 
 
 def prediction_format(model: Model, path: Path) -> Task | None:
-    """The public task that a model was fine-tuned for, if the file is in its own format.
-
-    A table with the columns of its texts is read like any other table.
-    """
+    """The public task that a model was fine-tuned for, if a file is in its own format."""
     task = public_task(model)
     if task is None or task.kind == TAGGING.name:
         return None
@@ -232,8 +214,7 @@ def evaluated_task(
     if data is None:
         return task_on_columns(name, **columns), None
     _note_seen_files(model, data)
-    kind = name in KINDS or name in KIND_ALIASES
-    known = tuned_columns(model, data) if kind else {}
+    known = tuned_columns(model, data) if name in KINDS or name in KIND_ALIASES else {}
     return guess_task(name, data, **{**known, **_given(columns)})
 
 

@@ -1,7 +1,4 @@
-"""Task kinds: one record per kind holds everything that depends on it.
-
-How rows are read and checked, trained on and predicted, prompted for, and graded.
-"""
+"""Task kinds: one record per kind holds everything that depends on it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +11,7 @@ from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingI
 from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.graders import Grader, written_grader
 from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
-from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Columns, Example, Task, metric_names
+from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TaskHead
@@ -42,12 +39,12 @@ class Kind:
     """A kind of task; plain `Kind`s are only evaluated with language models, never fine-tuned."""
 
     name: str
-    read: Callable[[Columns, DataRow], Example]  # reads a row of a user's table
+    read: Callable[[columns, DataRow], Example]  # reads a row of a user's table
     prompt: Callable[[Task, Example], TaskPrompt]
     grade: Grader  # in-context evaluation
     # columns that a table must have, and why
     needs: Mapping[str, str] = field(default_factory=dict)
-    template: Callable[[Columns], str] = lambda by: "{text}"  # a custom task's prompt
+    template: Callable[[columns], str] = lambda by: "{text}"  # a custom task's prompt
     # the error of an invalid example; empty if it is valid
     check: Callable[[Task, Example], str] = lambda task, example: ""
     text_labels: bool = False  # a text as a whole has named labels
@@ -56,11 +53,6 @@ class Kind:
     class_names: tuple[str, ...] = ()  # if they are not taken from the data
     by_id: bool = False  # predictions.json maps ids to answers, as SQuAD's scripts expect
     only_read: bool = False  # only the text's likelihood is measured: there is no label
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The metrics; the first is used for selection."""
-        return KIND_METRICS[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,35 +130,27 @@ def _check_label_set(task: Task, example: Example) -> str:
 
 
 def _check_tags(task: Task, example: Example) -> str:
-    if example.label is not None and len(example.label) != len(example.words):
-        return msg(
-            "there are {words} words and {label} tags",
-            words=len(example.words),
-            label=len(example.label),
-        )
+    words = len(example.words)
+    tags = words if example.label is None else len(example.label)
+    if words != tags:
+        return msg("there are {words} words and {tags} tags", words=words, tags=tags)
     if "" not in example.words:
         return ""
     return msg("word {index} is empty: a tag without its word", index=example.words.index("") + 1)
 
 
 def _check_choice(task: Task, example: Example) -> str:
-    count = len(example.choices)
-    if example.label is None or 0 <= example.label < count:
+    label, many = example.label, len(example.choices)
+    if label is None or 0 <= label < many:
         return ""
-    return msg(
-        "the answer is choice {label}, but there are only {count} (counted from 0)",
-        label=example.label,
-        count=count,
-    )
+    return msg("the answer is choice {n}, but there are only {many} (from 0)", n=label, many=many)
 
 
 def _check_answers(task: Task, example: Example) -> str:
     for text, start in example.label or ():
         if (example.pair or "")[start : start + len(text)] != text:
             return msg(
-                "the answer {text!r:.60} is not found at character {start} of its context",
-                text=text,
-                start=start,
+                "the answer {text!r:.60} is not found at character {at}", text=text, at=start
             )
     return ""
 
@@ -174,11 +158,11 @@ def _check_answers(task: Task, example: Example) -> str:
 # ------------------------------------------------------------------ prompts of custom tasks
 
 
-def _text_and_pair(by: Columns) -> str:
+def _text_and_pair(by: columns) -> str:
     return "{text}\n{pair}" if by.pair else "{text}"
 
 
-def _and_label(by: Columns) -> str:
+def _and_label(by: columns) -> str:
     """Asks for the label by the name of its column."""
     name = by.label if isinstance(by.label, str) else "labels"
     return f"{_text_and_pair(by)}\n{name.replace('{', '{{').replace('}', '}}')}:"
@@ -193,8 +177,7 @@ def _no_prompt(*_: Any) -> Any:
 
 def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
     """Limits a written answer to a little more than the longest that is learnt from."""
-    texts = [text for e in examples for text in e.label or ()]
-    longest = max(map(len, tokenizer.ids(texts)))
+    longest = max(map(len, tokenizer.ids([text for e in examples for text in e.label or ()])))
     return replace(task, max_answer_tokens=longest + longest // 4 + SPARE_TOKENS)
 
 
@@ -370,7 +353,7 @@ WRITING = HeadKind(
 READING = Kind(
     name="text",
     read=tables.text_row,
-    prompt=prompts.text_prompt,
+    prompt=lambda task, example: TaskPrompt(example.text, (), None),
     grade=graders.grade_likelihood,
     only_read=True,
 )
@@ -424,15 +407,10 @@ def by_metric(task: Task, metric: str) -> Task:
     name = METRIC_ALIASES.get(metric, metric)
     if name not in METRICS:
         load_installed_plugins()
-    own = {*metric_names(task), *kind_of(task).metrics}
+    own = {*metric_names(task), *KIND_METRICS[task.kind]}
     fits = own | (metrics_like(own) - METRIC_ALIASES.keys())
-    require_that(
-        name in fits,
-        "The metric {metric!r} is not one of {task}'s. Use one of {fits}.",
-        metric=metric,
-        task=task.name,
-        fits=", ".join(sorted(fits)),
-    )
+    sentence = "The metric {name!r} is not one of {task}'s. Use one of {fits}."
+    require_that(name in fits, sentence, name=metric, task=task.name, fits=", ".join(sorted(fits)))
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 
 
@@ -446,19 +424,6 @@ def encode_examples(
 ) -> list[TrainingItem]:
     """Encodes examples as training items."""
     return list(head_kind(task).features(examples, view))
-
-
-def _named_columns(by: Columns) -> dict[str, str]:
-    """The columns as strings, to be kept in a model's folder."""
-    label = by.label if isinstance(by.label, str) else ",".join(by.label)
-    named = {"text": by.text, "pair": by.pair, "label": label, "choices": ",".join(by.choices)}
-    found = {name: column for name, column in named.items() if column}
-    return found | ({} if by.separator == Columns.separator else {"separator": by.separator})
-
-
-def _column_list(by: Columns) -> tuple[str, ...]:
-    labels = (by.label,) if isinstance(by.label, str) else tuple(by.label)
-    return (by.text, *([by.pair] if by.pair else ()), *labels, *by.choices)
 
 
 def custom_task(  # noqa: PLR0913  # one per column
@@ -489,7 +454,7 @@ def custom_task(  # noqa: PLR0913  # one per column
         'classification'
     """
     chosen = kind_named(kind)
-    by = Columns(text, pair, label, choices, separator)
+    by = columns(text, pair, label, choices, separator, read=chosen.read)
     if chosen is not MULTILABEL:
         _ = by.one_label  # refuses several
     for column, why in chosen.needs.items():
@@ -497,11 +462,10 @@ def custom_task(  # noqa: PLR0913  # one per column
     return Task(
         chosen.name,
         chosen.name,
-        partial(any_rows, named=_column_list(by)),
-        partial(chosen.read, by),
-        about="your own columns",
-        metrics=tuple(metrics) or chosen.metrics,
-        labels=() if isinstance(label, str) else tuple(label),
+        partial(any_rows, named=[text, *filter(None, [pair]), *by.every_label, *choices]),
+        by,
+        "your own columns",
+        tuple(metrics) or KIND_METRICS[chosen.name],
+        () if isinstance(label, str) else tuple(label),
         prompt=chosen.template(by),
-        columns=_named_columns(by),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from malmoi.errors import UsageError, explained, nearest, require_known, require_that
 from malmoi.evaluation.task import Example, Task
+from malmoi.messages import msg
 from malmoi.metrics.labels import entities
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
@@ -43,11 +44,9 @@ class TaskPrompt:
     @property
     def shown(self) -> str:
         """The prompt with its right answer, as an example for other items."""
+        sentence = "An example without an answer cannot be used in a prompt: {query!r:.80}."
         if self.gold is None:
-            raise UsageError(
-                "An example without an answer cannot be used in a prompt: {query!r:.80}.",
-                query=self.query,
-            )
+            raise UsageError(sentence, query=self.query)
         return self.query + self.choices[self.gold] + self.ending
 
 
@@ -61,13 +60,8 @@ def _query(task: Task, example: Example) -> str:
     try:
         return task.prompt.format(text=example.text, pair=example.pair or "")
     except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(
-            "The prompt of {task} may name {{text}} and {{pair}} only, not {error}: "
-            "{prompt!r:.80}.",
-            task=task.name,
-            error=error,
-            prompt=task.prompt,
-        ) from None
+        sentence = "The prompt of {task} may name {{text}} and {{pair}} only, not {error}."
+        raise UsageError(sentence, task=task.name, error=error) from None
 
 
 def _written_prompt(task: Task, example: Example, *golds: str) -> TaskPrompt:
@@ -141,10 +135,9 @@ def parse_tags(answer: str, words: tuple[str, ...]) -> tuple[str, ...]:
     for part in answer.split(";"):
         name, _, label = part.strip().removesuffix(")").rpartition(" (")
         parts = tuple(name.split())
-        free = (
-            i for i in range(len(words)) if words[i : i + len(parts)] == parts and tags[i] == "O"
-        )
-        start = next(free, None) if parts and label else None
+        places = range(len(words)) if parts and label else ()
+        free = (i for i in places if words[i : i + len(parts)] == parts and tags[i] == "O")
+        start = next(free, None)
         if start is not None:
             tags[start : start + len(parts)] = [f"B-{label}", *[f"I-{label}"] * (len(parts) - 1)]
     return tuple(tags)
@@ -161,10 +154,6 @@ def write_prompt(task: Task, example: Example) -> TaskPrompt:
     return _written_prompt(task, example, *(example.label or ()))
 
 
-def text_prompt(task: Task, example: Example) -> TaskPrompt:
-    return TaskPrompt(example.text, (), None)
-
-
 # ------------------------------------------------------------------ templates of a .toml file
 
 
@@ -172,7 +161,7 @@ def text_prompt(task: Task, example: Example) -> TaskPrompt:
 def templates() -> dict[str, dict[str, dict[str, Any]]]:
     """All templates by task and name."""
     return tomllib.loads(
-        files("malmoi.evaluation.in_context").joinpath("templates.toml").read_text("utf-8")
+        (files("malmoi.evaluation.in_context") / "templates.toml").read_text("utf-8")
     )
 
 
@@ -182,46 +171,25 @@ def templated(task: Task, name: str | None) -> Task:
         return task
     known = templates().get(task.name, {})
     if name.endswith(".toml"):
-        return _changed(task, _own(Path(name)), name)
-    if name not in known:
-        hint = (
-            nearest(name, known)
-            if known
-            else " It has none of its own: write one in a .toml file and give that file."
-        )
-        raise UsageError(
-            "The task {task} has no template {name!r}.{hint}", task=task.name, name=name, hint=hint
-        )
+        with explained(
+            (OSError, ValueError), "The template {path} cannot be read: {error}.", path=name
+        ):
+            given = tomllib.loads(Path(name).read_text("utf-8"))
+        return _changed(task, given, name)
+    hint = nearest(name, known) or msg(" Write one in a .toml file and give that file.")
+    sentence = "The task {task} has no template {name!r}.{hint}"
+    require_that(name in known, sentence, task=task.name, name=name, hint=hint)
     return _changed(task, known[name], name)
 
 
-def _own(path: Path) -> dict[str, Any]:
-    with explained(
-        (OSError, ValueError), "The template {path} cannot be read: {error}.", path=path
-    ):
-        return tomllib.loads(path.read_text("utf-8"))
-
-
 def _changed(task: Task, given: dict[str, Any], name: str) -> Task:
+    unknown = "The template {template} has an unknown field {name!r}.{hint}"
+    wrong = "The template {name}: {field} must be of type {type}."
+    missing = "The template {name} has no answer for the label {label!r}."
     for field, value in given.items():
-        require_known(
-            field,
-            TEMPLATE_FIELDS,
-            "The template {template} has an unknown field {name!r}.{hint}",
-            template=name,
-        )
-        if not isinstance(value, TEMPLATE_FIELDS[field]):
-            raise UsageError(
-                "The template {name}: {field} must be of type {type}.",
-                name=name,
-                field=field,
-                type=TEMPLATE_FIELDS[field].__name__,
-            )
-    answers = given.get("answers", task.answers)
-    if missing := [label for label in task.labels if label not in answers]:
-        raise UsageError(
-            "The template {name} has no answer for the label {missing!r}.",
-            name=name,
-            missing=missing[0],
-        )
+        require_known(field, TEMPLATE_FIELDS, unknown, template=name)
+        kind = TEMPLATE_FIELDS[field]
+        require_that(isinstance(value, kind), wrong, name=name, field=field, type=kind.__name__)
+    for label in task.labels:
+        require_that(label in given.get("answers", task.answers), missing, name=name, label=label)
     return replace(task, **given)

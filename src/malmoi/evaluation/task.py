@@ -1,7 +1,4 @@
-"""A task: a record with features for fine-tuning (`features.py`) and prompts (`prompts.py`).
-
-Everything that depends on the kind of task is in `kinds.py`.
-"""
+"""A task: a record with features for fine-tuning (`features.py`) and prompts (`prompts.py`)."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.text.columns import split_labels
 from malmoi.text.records import CHAT_COLUMNS, label_name
 from malmoi.text.rows import BadRow, DataRow, as_list, parse_messages
@@ -96,8 +93,6 @@ class Task:
     max_answer_tokens: int = 32  # maximum length of a generated answer
     # `pair` has a gap _: score what fills it and the rest, or the rest alone
     gap: Literal["", "fill", "rest"] = ""
-    # of text and pair, if the file is a table
-    columns: Mapping[str, str] = field(default_factory=dict)
     # generates the rows of a task that has no file
     generated: Callable[[random.Random], Iterable[DataRow]] | None = None
 
@@ -111,91 +106,89 @@ def metric_names(task: Task) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The column names of a user's table."""
+class columns:
+    """The column names of a table; called with a row, it makes an example of them."""
 
     text: str = "text"
     pair: str | None = None
     label: str | Sequence[str] = "label"  # several: one 0/1 column per label
     choices: Sequence[str] = ()
     separator: str = ","  # between the labels of a row, if they are one string
+    id: str | None = None
+    numeric: bool = False  # the label is a number
+    read: Callable[["columns", DataRow], Example] | None = None  # how a kind of task reads a row
 
     def __post_init__(self) -> None:
         several = () if isinstance(self.label, str) else self.label
-        twice = next((name for name in several if several.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError("The column {twice!r} is named twice as a label.", twice=twice)
+        for name in several:
+            known = several.count(name) == 1
+            require_that(known, "The column {name!r} is named twice as a label.", name=name)
+
+    def __call__(self, row: DataRow) -> Example:
+        read = self.read or (number_row if self.numeric else label_row)
+        found = read(self, row)
+        return replace(found, id=str(row[self.id])) if self.id else found
 
     @property
     def one_label(self) -> str:
-        if not isinstance(self.label, str):
-            raise UsageError(
-                "Several columns of labels ({label}) are for multilabel; other kinds have one.",
-                label=", ".join(self.label),
-            )
-        return self.label
+        if isinstance(self.label, str):
+            return self.label
+        raise UsageError(
+            "Several columns of labels ({names}) are for multilabel; other kinds have one.",
+            names=", ".join(self.label),
+        )
 
-
-@dataclass(frozen=True)
-class columns(Columns):
-    """Makes an example from the named columns of a row."""
-
-    id: str | None = None
-    numeric: bool = False  # the label is a number
-
-    def __call__(self, row: DataRow) -> Example:
-        found = number_row(self, row) if self.numeric else label_row(self, row)
-        return replace(found, id=str(row[self.id])) if self.id else found
+    @property
+    def every_label(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
 
 def read_columns(task: Task) -> dict[str, str]:
     """The columns of a task's table by their roles (text, pair, label…), if it is one."""
-    if task.columns or not isinstance(task.example, columns):
-        return dict(task.columns)
-    named = {name: getattr(task.example, name) for name in ("text", "pair", "label")}
-    return {name: value for name, value in named.items() if value is not None}
+    by = task.example
+    if not isinstance(by, columns):
+        return {}
+    named = {"text": by.text, "pair": by.pair, "label": ",".join(by.every_label)}
+    named |= {"choices": ",".join(by.choices)}
+    named |= {} if by.separator == columns.separator else {"separator": by.separator}
+    return {role: name for role, name in named.items() if name}
 
 
 # Each reads a row of a user's table; `custom_task` has checked the columns.
 
 
-def label_row(by: Columns, row: DataRow) -> Example:
+def label_row(by: columns, row: DataRow) -> Example:
     return Example(*_texts(by, row), row.label(by.one_label))
 
 
-def number_row(by: Columns, row: DataRow) -> Example:
+def number_row(by: columns, row: DataRow) -> Example:
     return Example(*_texts(by, row), row.number(by.one_label))
 
 
-def _texts(by: Columns, row: DataRow) -> tuple[str, str | None]:
+def _texts(by: columns, row: DataRow) -> tuple[str, str | None]:
     return row.text(by.text), row.text(by.pair) if by.pair else None
 
 
-def label_set_row(by: Columns, row: DataRow) -> Example:
+def label_set_row(by: columns, row: DataRow) -> Example:
     """Label sets as a list, as a string with separators, or as one 0/1 column each."""
     label = by.label
     held = _joined(by, label, row) if isinstance(label, str) else _indicators(label, row)
     return Example(*_texts(by, row), held)
 
 
-def _joined(by: Columns, column: str, row: DataRow) -> tuple[str, ...] | None:
+def _joined(by: columns, column: str, row: DataRow) -> tuple[str, ...] | None:
     if column not in row.values:
         return None
     value = as_list(row[column])
     given = split_labels(value, by.separator) if isinstance(value, str) else value
-    row.require(
-        isinstance(given, list) and not any(isinstance(one, list | dict) for one in given),
-        "{column!r} must hold a list of labels, not {value!r:.40}",
-        column=column,
-        value=value,
-    )
+    flat = isinstance(given, list) and not any(isinstance(one, list | dict) for one in given)
+    row.require(flat, "{name!r} must hold a list of labels, not {v!r:.40}", name=column, v=value)
     names = tuple(sorted(filter(None, set(map(label_name, given)))))
     for name in names:
         row.require(
             str(row.values.get(name)).strip() != "0",
-            "the column {wrong!r} holds {held}, the list of labels says otherwise",
-            wrong=name,
-            held=0,
+            "the column {name!r} holds 0, the list of labels says otherwise",
+            name=name,
         )
     return names
 
@@ -203,19 +196,14 @@ def _joined(by: Columns, column: str, row: DataRow) -> tuple[str, ...] | None:
 def _indicators(names: Sequence[str], row: DataRow) -> tuple[str, ...] | None:
     if not any(name in row.values for name in names):
         return None
-    values = {name: row.number(name) for name in names if row[name] is not None}
-    for name in names:
-        if values.get(name) not in (0, 1):
-            raise BadRow(
-                row.place,
-                "the label {name!r} must be 0 or 1, not {row!r:.40}",
-                name=name,
-                row=row[name],
-            )
+    values = {name: None if row[name] is None else row.number(name) for name in names}
+    for name, number in values.items():
+        wrong = "the label {name!r} must be 0 or 1, not {value!r:.40}"
+        row.require(number in (0, 1), wrong, name=name, value=row[name])
     return tuple(name for name in names if values[name])
 
 
-def tag_row(by: Columns, row: DataRow) -> Example:
+def tag_row(by: columns, row: DataRow) -> Example:
     """Words and tags as lists, or as strings with spaces between."""
     words = _listed(row, by.text)
     tags = _listed(row, by.one_label) if by.one_label in row.values else None
@@ -227,33 +215,35 @@ def _listed(row: DataRow, name: str) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
 
 
-def pair_row(by: Columns, row: DataRow) -> Example:
+def pair_row(by: columns, row: DataRow) -> Example:
     """The right sentence in `text`, the wrong one in `pair`."""
     right, wrong = _texts(by, row)
     return Example(right, label=0, choices=(right, wrong or ""))
 
 
-def choice_row(by: Columns, row: DataRow) -> Example:
+def choice_row(by: columns, row: DataRow) -> Example:
     """The choices in their own columns or as one list, and the number of the right one."""
-    several = len(by.choices) > 1
-    given = [row.text(name) for name in by.choices] if several else row[by.choices[0]]
+    given = [row.text(name) for name in by.choices] if len(by.choices) > 1 else row[by.choices[0]]
     row.require(isinstance(given, list) and len(given) >= 2, "there are fewer than two choices")
     return Example(*_texts(by, row), row.whole(by.one_label), choices=tuple(given))
 
 
-def span_row(by: Columns, row: DataRow) -> Example:
+def span_row(by: columns, row: DataRow) -> Example:
     """The context in `pair`, the answer text in `label`."""
     passage = row.text(by.pair or "context")
     found = row.values.get(by.one_label)
     start = passage.find(str(found)) if found else 0
     row.require(start >= 0, "the answer {found!r:.60} is not in its context", found=found)
     gold = ((str(found), start),) if found else ()
-    known = by.one_label in row.values
-    number = str(row.values.get("id", row.place))
-    return Example(row.text(by.text), passage, gold if known else None, id=number)
+    return Example(
+        row.text(by.text),
+        passage,
+        gold if by.one_label in row.values else None,
+        id=str(row.values.get("id", row.place)),
+    )
 
 
-def written_row(by: Columns, row: DataRow) -> Example:
+def written_row(by: columns, row: DataRow) -> Example:
     """A prompt in `text` and the reference answer, or several, in `label`; or a conversation."""
     given = row[by.text]
     if isinstance(given, list) or by.text.lower() in CHAT_COLUMNS:
@@ -287,23 +277,19 @@ def _conversation(row: DataRow, given: Any) -> Example:
     return Example(before[-1]["content"], label=gold, messages=before)
 
 
-def text_row(by: Columns, row: DataRow) -> Example:
+def text_row(by: columns, row: DataRow) -> Example:
     """A text without a label, whose likelihood is measured."""
     return Example(row.text(by.text), row.text(by.text))
 
 
-def similarity_row(by: Columns, row: DataRow) -> Example:
+def similarity_row(by: columns, row: DataRow) -> Example:
     """Two texts and their score."""
     return number_row(replace(by, pair=by.pair or "pair"), row)
 
 
-def retrieval_row(by: Columns, row: DataRow) -> Example:
-    """An anchor and the text that belongs to it; others that do not, in the columns of choices.
-
-    Without a second column a text belongs to itself.
-    """
+def retrieval_row(by: columns, row: DataRow) -> Example:
+    """An anchor, the text that belongs to it (or itself), and in the columns of choices others."""
     anchor, positive = _texts(by, row)
     negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
-    if not anchor.strip() or (positive is not None and not positive.strip()):
-        raise BadRow(row.place, "a text is empty")
+    row.require(anchor.strip() and (positive is None or positive.strip()), "a text is empty")
     return Example(anchor, anchor if positive is None else positive, 0, choices=negatives)

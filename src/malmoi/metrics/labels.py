@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.metrics.registry import (
     Labels,
     NumberSeq,
@@ -35,32 +35,26 @@ def confusion(
     check_paired(gold, predicted)
     names = list(labels) if labels is not None else sorted({*gold, *predicted}, key=str)
     place = {name: i for i, name in enumerate(names)}
-    for value in (*gold, *predicted):
-        if value not in place:
-            raise UsageError(
-                "The label {value!r} is not one of {names}.",
-                value=value,
-                names=", ".join(map(str, names)),
-            )
+    other = [value for value in (*gold, *predicted) if value not in place][:1]
+    shown = ", ".join(map(str, names))
+    require_that(not other, "The labels are {shown}, not {other}.", shown=shown, other=other)
     table = np.zeros((len(names), len(names)), dtype=np.int64)
     np.add.at(table, ([place[g] for g in gold], [place[p] for p in predicted]), 1)
     return table
 
 
 @compares("names")
-def f1(gold: Labels, predicted: Labels, positive: Hashable | None = None) -> float:
-    """F1 of one label: `positive`, or the last of two (1 of 0 and 1)."""
-    check_paired(gold, predicted)
-    names = sorted({*gold, *predicted}, key=str)
+def f1(gold: Labels, predicted: Labels) -> float:
+    """F1 of the last of two labels: 1 of 0 and 1, even if only one of them occurs."""
+    counts = _label_counts(gold, predicted)
     require_that(
-        positive is not None or len(names) <= 2,
-        "Binary F1 needs two labels, but there are {names}; use f1_macro or f1_micro.",
-        names=len(names),
+        len(counts) <= 2,
+        "Binary F1 needs two labels, but there are {n}; use f1_macro or f1_micro.",
+        n=len(counts),
     )
-    if positive is None:  # 1 of 0 and 1 if only one of them occurs
-        positive = names[-1] if len(names) > 1 else {"0": "1", 0: 1}.get(names[0], names[0])
-    right = sum(g == p == positive for g, p in zip(gold, predicted, strict=True))
-    return f_score(right, sum(p == positive for p in predicted), sum(g == positive for g in gold))
+    *_, last = counts
+    positive = last if len(counts) > 1 else {"0": "1", 0: 1}.get(last, last)
+    return f_score(*counts.get(positive, (0, 0, 0)))
 
 
 @dataclass(frozen=True)
@@ -82,10 +76,7 @@ def label_score(right: int, said: int, wanted: int) -> LabelScore:
 def _label_counts(
     gold: Labels, predicted: Labels, labels: Sequence[Hashable] = ()
 ) -> dict[Any, tuple[int, int, int]]:
-    """Each label's true positives, predictions and golds, for `labels` and others that occur.
-
-    Items have one label, or a tuple of several.
-    """
+    """Each label's true positives, predictions and golds; an item may have several labels."""
     check_paired(gold, predicted)
     right, said, wanted = (Counter[Any]() for _ in range(3))
     for g, p in zip(gold, predicted, strict=True):
@@ -150,10 +141,7 @@ def best_label_thresholds(
     *,
     per_label: bool = False,
 ) -> list[float]:
-    """Thresholds of the labels: one shared by all with the best micro F1, or the best F1 of each.
-
-    With `per_label`, a label that does not occur takes the shared threshold.
-    """
+    """Thresholds with the best micro F1 for all labels, or the best F1 of each that occurs."""
     right = np.array([[name in golds for name in labels] for golds in gold], bool)
     table = np.asarray(chances, np.float64)
     shared = best_f1_threshold(right.ravel(), table.ravel()) if right.any() else 0.5
@@ -201,48 +189,45 @@ def _parts(tag: str) -> tuple[str, str]:
     return ("O", "") if tag == "O" or not tag else (mark, tag[2:] or "_")
 
 
-def _entity_counts(gold: Tags, predicted: Tags) -> tuple[int, int, int]:
+def _entity_counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:
+    """Each type's true positives, predictions and golds."""
     check_paired(gold, predicted)
-    for number, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
-        require_that(
-            len(g) == len(p),
-            "Sentence {number} has {g} tags and {p} predicted ones.",
-            number=number,
-            g=len(g),
-            p=len(p),
-        )
-    golds = [entities(tags) for tags in gold]
-    given = [entities(tags) for tags in predicted]
-    right = sum(len(a & b) for a, b in zip(golds, given, strict=True))
-    return right, sum(map(len, given)), sum(map(len, golds))
+    counts: dict[str, list[int]] = {}
+    for n, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
+        sentence = "Sentence {n} has {tags} tags and {said} predicted ones."
+        require_that(len(g) == len(p), sentence, n=n, tags=len(g), said=len(p))
+        wanted, said = entities(g), entities(p)
+        for column, found in enumerate((wanted & said, said, wanted)):
+            for label, _, _ in found:
+                counts.setdefault(label, [0, 0, 0])[column] += 1
+    return counts
 
 
 def entity_scores(gold: Tags, predicted: Tags) -> dict[str, LabelScore]:
     """Precision, recall, F1 and support of each type of entity."""
-    counts: dict[str, list[int]] = {}
-    for wanted, said in zip(map(entities, gold), map(entities, predicted), strict=True):
-        for column, found in enumerate((wanted & said, said, wanted)):
-            for label, _, _ in found:
-                counts.setdefault(label, [0, 0, 0])[column] += 1
+    counts = _entity_counts(gold, predicted)
     return {name: label_score(*counts[name]) for name in sorted(counts)}
+
+
+def _all_entities(gold: Tags, predicted: Tags) -> LabelScore:
+    counts = [*_entity_counts(gold, predicted).values(), [0, 0, 0]]
+    return label_score(*map(sum, zip(*counts, strict=True)))
 
 
 @compares("tags")
 def entity_precision(gold: Tags, predicted: Tags) -> float:
-    right, given, _ = _entity_counts(gold, predicted)
-    return ratio(right, given)
+    return _all_entities(gold, predicted).precision
 
 
 @compares("tags")
 def entity_recall(gold: Tags, predicted: Tags) -> float:
-    right, _, wanted = _entity_counts(gold, predicted)
-    return ratio(right, wanted)
+    return _all_entities(gold, predicted).recall
 
 
 @compares("tags")
 def entity_f1(gold: Tags, predicted: Tags) -> float:
     """F1 of whole entities: label and both boundaries must match (CoNLL-2003)."""
-    return f_score(*_entity_counts(gold, predicted))
+    return _all_entities(gold, predicted).f1
 
 
 # ------------------------------------------------------------------ whether confidence is earned
@@ -265,11 +250,7 @@ def apply_temperature(chances: Mapping[str, float], temperature: float) -> dict[
 
 
 def best_temperature(gold: Sequence[str], chances: Sequence[Mapping[str, float]]) -> float:
-    """The temperature with the least cross-entropy of the gold labels (Guo et al. 2017 §4.2).
-
-    The loss has a single minimum in 1/T, which a golden-section search finds. Labels without a
-    probability are left out.
-    """
+    """The temperature with the least cross-entropy of the gold labels (Guo et al. 2017 §4.2)."""
     known = [(label, some) for label, some in zip(gold, chances, strict=True) if label in some]
     if not known:
         return 1.0
@@ -284,7 +265,7 @@ def best_temperature(gold: Sequence[str], chances: Sequence[Mapping[str, float]]
         total = top + np.log(np.exp(scaled - top[:, None]).sum(1))
         return float(np.mean(total - scaled[np.arange(len(right)), right]))
 
-    low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
+    low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]  # one minimum: a golden-section search
     shrink = (math.sqrt(5) - 1) / 2
     while high - low > 1e-5:
         a = high - shrink * (high - low)

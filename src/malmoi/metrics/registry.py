@@ -108,13 +108,12 @@ def score_predictions(
     names: Sequence[str], gold: Labels, predicted: Labels, labels: Sequence[str] = ()
 ) -> dict[str, float]:
     """Computes several metrics; averages over labels include all `labels`, even absent ones."""
-    averaged = {"labels": labels} if labels else {}
-    return {
-        name: function(
-            gold, predicted, **(averaged if "labels" in signature(function).parameters else {})
-        )
-        for name, function in ((name, METRICS.find(name).function) for name in names)
-    }
+    found = {}
+    for name in names:
+        function = METRICS.find(name).function
+        averages = labels and "labels" in signature(function).parameters
+        found[name] = function(gold, predicted, **({"labels": labels} if averages else {}))
+    return found
 
 
 def goodness(name: str, value: float) -> float:

@@ -18,8 +18,7 @@ from malmoi.metrics.registry import Golds, NumberSeq, check_paired, compares, f_
 @lru_cache(maxsize=100_000)  # golds recur at every evaluation
 def normalize_answer(text: str) -> str:
     """SQuAD's normalization: lowercase, without punctuation, articles and extra whitespace."""
-    bare = text.lower().translate(_UNPOINTED)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_UNPOINTED)).split())
 
 
 _UNPOINTED = str.maketrans("", "", string.punctuation)
@@ -41,10 +40,7 @@ def _shared_f1(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def _best(measure: Callable[[str, str], float], golds: Sequence[str], predicted: str) -> float:
-    """The score against the best gold; golds that normalize to nothing are dropped.
-
-    SQuAD 2.0's script does the same.
-    """
+    """The score against the best gold; as in SQuAD 2.0's script, empty golds are dropped."""
     meant = [gold for gold in golds if normalize_answer(gold)] or [""]
     return max(measure(gold, predicted) for gold in meant)
 
@@ -112,8 +108,7 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Th
     missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
     if len(missing):
         raise UsageError(
-            "There is no best threshold: the score of question {missing} is NaN.",
-            missing=missing[0] + 1,
+            "No threshold is best: the score of question {n} is NaN.", n=missing[0] + 1
         )
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))

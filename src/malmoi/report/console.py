@@ -1,7 +1,4 @@
-"""What the command line shows while it works: log records as lines, progress as a bar.
-
-A terminal has one line that updates in place; a file or a pipe gets a line every few seconds.
-"""
+"""What the command line shows while it works: log records as lines, progress as a bar."""
 
 import logging
 import os
@@ -170,10 +167,7 @@ def _is_live() -> bool:
 
 
 def progress_line(event: Progress, seconds_left: float | None, columns: int | None = None) -> str:
-    """An event as text: ━━━─── 50%  1:30 left  pretrain 500/1,000 steps  loss 3.2.
-
-    What does not fit into the columns is left out from the end, part by part.
-    """
+    """━━━─── 50%  1:30 left  pretrain 500/1,000 steps  loss 3.2; cut to the columns."""
     parts = []
     if event.share is not None:
         parts.append(f"{progress_bar(event.share, 16)} {event.share:4.0%}")

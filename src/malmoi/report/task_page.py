@@ -202,11 +202,7 @@ def is_correct(row: Row) -> bool:
 
 
 def likely_label_errors(rows: Sequence[Row]) -> list[Row]:
-    """Rows whose label is doubtful, the most doubtful first, by confident learning.
-
-    Another label is at least as probable as it is on average among the rows that carry it
-    (Northcutt et al. 2021 eq. 2).
-    """
+    """Rows as likely to have another label as rows of that label (Northcutt et al. 2021 eq. 2)."""
     usual: dict[str, list[float]] = {}
     for row in rows:
         chance = row.get("probabilities", {}).get(row["label"])

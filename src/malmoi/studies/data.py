@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,30 +105,22 @@ class StudyData:
             if not (out / "made.json").is_file():
                 _make(out, texts, characters, {task.role for task in public})
                 write_json(out / "made.json", made_of)
-        require_that(
-            json.loads((out / "made.json").read_text("utf-8")) == made_of,
-            "{out} was made from a different text than {texts}, or at a different scale: "
-            "choose another --out.",
-            out=out,
-            texts=", ".join(texts),
+        same = json.loads((out / "made.json").read_text("utf-8")) == made_of
+        sentence = "{out} was made from a different text or at another scale: choose another --out."
+        require_that(same, sentence, out=out)
+        return cls(
+            (str(out / "train.jsonl"),), out / "held-out.txt", (*public, *_made_tasks(out)), folders
         )
-        tasks = (*public, *_made_tasks(out))
-        return cls((str(out / "train.jsonl"),), out / "held-out.txt", tasks, folders)
 
-    def of(self, *roles: str, train_rows: int = 0, dev_rows: int = 0) -> list[StudyTask]:
+    def of(self, *roles: str, dev_rows: int = 0) -> list[StudyTask]:
         """The first available task of each role."""
-        found = [next((t for t in self.tasks if t.role == role), None) for role in roles]
-        return [
-            replace(task, train_rows=train_rows, dev_rows=dev_rows)
-            for task in found
-            if task is not None
-        ]
+        first = {task.role: task for task in reversed(self.tasks)}
+        found = [first[role] for role in roles if role in first]
+        return [replace(task, dev_rows=dev_rows) for task in found]
 
     def file(self, pattern: str) -> Path | None:
         """The first matching file in the folders, for data that is not a task: PTB, WikiText…"""
-        return next(
-            (path for folder in self.folders for path in sorted(folder.rglob(pattern))), None
-        )
+        return _first(self.folders, pattern)
 
 
 def public_tasks(
@@ -136,18 +128,14 @@ def public_tasks(
 ) -> Iterator[StudyTask]:
     """The data sets that the folders have."""
     for name, role, task, inside, train, dev in data_sets:
-        where = [
-            place
-            for folder in folders
-            for place in (sorted(folder.rglob(inside)) if inside else [folder])
-        ]
-        found_train = _first(where, train) if train else None
-        found_dev = _first(where, dev)
+        places = [sorted(folder.rglob(inside)) if inside else [folder] for folder in folders]
+        found_train = _first(chain(*places), train) if train else None
+        found_dev = _first(chain(*places), dev)
         if found_dev is not None and (found_train is not None or not train):
             yield StudyTask(name, role, task, found_dev, found_train)
 
 
-def _first(folders: Sequence[Path], pattern: str) -> Path | None:
+def _first(folders: Iterable[Path], pattern: str) -> Path | None:
     found = (path for folder in folders for path in sorted(folder.rglob(pattern)))
     return next((path for path in found if path.is_file()), None)
 
@@ -164,10 +152,8 @@ MADE_TASKS = (
 
 
 # role → the columns that its tasks may have, public data sets first
-ROLE_COLUMNS = {
-    role: [name for name, other, *_ in (*DATA_SETS, *MADE_TASKS) if other == role]
-    for role in dict.fromkeys(role for _, role, *_ in (*DATA_SETS, *MADE_TASKS))
-}
+_COLUMNS = [(name, role) for name, role, *_ in (*DATA_SETS, *MADE_TASKS)]
+ROLE_COLUMNS = {role: [name for name, of in _COLUMNS if of == role] for _, role in _COLUMNS}
 
 
 def _made_tasks(out: Path) -> Iterator[StudyTask]:
@@ -181,9 +167,7 @@ def _make(out: Path, sources: Sequence[str], characters: int, filled: set[str]) 
     """train.jsonl, held-out.txt, and rows for the roles that no data set fills."""
     parts = _split([document.text for document in read_documents(sources)], characters)
     require_that(
-        parts["dev"],
-        "{sources} is too short for a study: give more text.",
-        sources=", ".join(sources),
+        parts["dev"], "{named} is too short for a study: give more text.", named=", ".join(sources)
     )
     write_rows(out / "train.jsonl", ({"text": text} for text in parts["train"]))
     write_text(out / "held-out.txt", "\n\n".join(parts["dev"]))
@@ -203,10 +187,9 @@ def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
         texts = _part(texts, characters / size)
     if len(texts) >= FEW_DOCUMENTS:
         return _held_out_each(texts)
-    cuts = [len(text) - len(text) // HELD_OUT_EACH for text in texts]
-    ends = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-    begun = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
-    return {"train": begun, "dev": [text for text in ends if text.strip()]}
+    cuts = [(text, len(text) - len(text) // HELD_OUT_EACH) for text in texts]
+    ends = [text[cut:] for text, cut in cuts if text[cut:].strip()]
+    return {"train": [text[:cut] for text, cut in cuts], "dev": ends}
 
 
 def _held_out_each(documents: Sequence[T]) -> dict[str, list[T]]:
@@ -298,5 +281,9 @@ def _eras(part: str) -> Iterator[Row]:
         yield {"text": text, "label": label}
 
 
+def json_lines(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(path, json_lines(rows))

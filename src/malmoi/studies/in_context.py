@@ -16,11 +16,11 @@ from statistics import fmean
 from string import ascii_lowercase
 from typing import Any, Literal
 
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import ensure
 from malmoi.evaluation.in_context.run import InContextConfig, evaluate_in_context
 from malmoi.evaluation.tasks import Example, Task
 from malmoi.evaluation.tasks.language_modelling import frequent_words, random_insertion
-from malmoi.inference import Model, load
+from malmoi.inference import Model
 from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
@@ -189,16 +189,8 @@ def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
     """Frequent words of some texts, and numbers, split into training and question halves."""
     every = dict.fromkeys(word for source in sources for word in frequent_words(source))
     words = [word for word in every if word.isascii() and len(word) in WORD_LETTERS]
-    ensure(
-        len(words) >= MIN_WORDS,
-        "There are only {words} words of {letters} to {letters2} Latin letters in "
-        "{sources}; the rules need at least {min_words}: give more text.",
-        words=len(words),
-        letters=WORD_LETTERS[0],
-        letters2=WORD_LETTERS[-1],
-        sources=", ".join(sources),
-        min_words=MIN_WORDS,
-    )
+    sentence = "There are only {n} words of 5 to 7 Latin letters in {sources}: give more text."
+    ensure(len(words) >= MIN_WORDS, sentence, n=len(words), sources=", ".join(sources))
     numbers = [str(number) for number in NUMBER_RANGE]
 
     def half(*, held: bool) -> RuleItems:
@@ -223,8 +215,7 @@ def write_rule_documents(
     """Writes `count` documents of some rules [all] as JSON lines."""
     known = [rule for rule in HIDDEN_RULES if not rules or rule.name in rules]
     rng = Random(seed)
-    documents = (rule_document(rng.choice(known), items, rng) for _ in range(count))
-    write_rows(path, ({"text": text} for text in documents))
+    write_rows(path, ({"text": rule_document(rng.choice(known), items, rng)} for _ in range(count)))
 
 
 CONTEXT_CHARACTERS = 512  # sixteen examples and a question
@@ -328,9 +319,9 @@ def accuracy_by_examples(
     judged: JudgedModel, items: RuleItems, scale: InContextScale
 ) -> dict[str, float]:
     """Percentage of exact answers by the number of examples, over all rules and for each."""
-    model = load(judged.folder, device=judged.device)
+    model = judged.load()
     rules = {rule.name: rule for rule in asked_rules(scale.rules)}
-    measure = partial(_accuracy, model, items=items, scale=scale, seed=judged.seed)
+    measure = partial(_accuracy, model, scale, items, judged.seed)
     plain = {name: measure(rule) for name, rule in rules.items()}
     told = {name: measure(rules[name], instructed=True) for name in scale.rules}
     unseen = {name: plain[name] for name in rules if name not in scale.rules}
@@ -349,11 +340,11 @@ def accuracy_by_examples(
 
 def _accuracy(
     model: Model,
+    scale: InContextScale,
+    items: RuleItems,
+    seed: int,
     rule: HiddenRule,
     *,
-    items: RuleItems,
-    scale: InContextScale,
-    seed: int,
     instructed: bool = False,
 ) -> dict[int, float]:
     """shots → exact answers in percent, over the parameters drawn."""
@@ -374,16 +365,9 @@ def _size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> 
     shape = dict(width=size.width, depth=size.depth, heads=size.heads)
     model = preset("gpt2-small", vocab=256, context=CONTEXT_CHARACTERS, **shape)
     base = fast_gpt(Recipe(name=f"in-context-{name}", model=model))
-    train = replace(
-        base.train,
-        lr=size.lr,
-        muon_lr=size.muon_lr,
-        seed=seed,
-        batch=scale.batch,
-        steps=scale.steps,
-        valid_every=RARELY,
-        save_every=RARELY,
-    )
+    rarely: dict[str, Any] = dict(valid_every=RARELY, save_every=RARELY)
+    rates = replace(base.train, lr=size.lr, muon_lr=size.muon_lr, seed=seed, **rarely)
+    train = replace(rates, batch=scale.batch, steps=scale.steps)
     tokenizer = TokenizerConfig(kind="char", vocab=256)
     return replace(base, tokenizer=tokenizer, data=DataConfig(valid=0.02), train=train)
 
@@ -413,19 +397,14 @@ def _write_beginning(path: Path, sources: Sequence[str], characters: float) -> N
 def in_context_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     scale = SCALES[plan.scale.name]
     for_training, for_questions = halves(plan.data.text)
-    if (count := len(for_questions.words)) <= max(scale.shots):
-        raise MalmoiError(
-            "The text leaves {count} words for questions, too few to show {shots} examples: "
-            "give more text.",
-            count=count,
-            shots=max(scale.shots),
-        )
+    n, shots = len(for_questions.words), max(scale.shots)
+    sentence = "The text leaves {n} words for questions, too few for {shots} examples: give more."
+    ensure(n > shots, sentence, n=n, shots=shots)
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
-    on_documents = StudyPlan(plan.scale, documents)
     for name, size in scale.sizes.items():
         recipe = _size_recipe(name, size, scale, seed)
         options = dict(items=for_questions, scale=scale)
-        yield on_documents.cell(name, recipe, accuracy_by_examples, **options)
+        yield replace(plan, data=documents).cell(name, recipe, accuracy_by_examples, **options)
 
 
 # ------------------------------------------------------------------ the page

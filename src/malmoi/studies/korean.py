@@ -9,7 +9,6 @@ from typing import Any
 
 from malmoi.errors import require_that
 from malmoi.evaluation.tasks import named_task
-from malmoi.inference import load
 from malmoi.studies.data import StudyTask, public_tasks
 from malmoi.studies.report import StudyResults
 from malmoi.studies.study import BITS_CHARACTERS, Cell, JudgedModel, StudyPlan, Words, zero_shot
@@ -39,8 +38,7 @@ def korean_tasks(plan: StudyPlan) -> list[StudyTask]:
     """The data sets that the folders have; each once."""
     found: dict[str, StudyTask] = {}
     for task in public_tasks(plan.data.folders, DATA_SETS):
-        cut = replace(task, train_rows=plan.scale.train_rows, dev_rows=plan.scale.dev_rows)
-        found.setdefault(task.name, cut)
+        found.setdefault(task.name, plan.cut(task))
     return list(found.values())
 
 
@@ -52,20 +50,15 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
     limit = plan.scale.characters or sum(map(len, texts))
     begins = accumulate(map(len, texts), initial=0)
     kept = [text for text, begin in zip(texts, begins, strict=False) if begin < limit]
-    held = kept[::HELD_OUT_EACH]
-    train = [text for i, text in enumerate(kept) if i % HELD_OUT_EACH]
-    paths = [plan.data.held_out.parent / f"reviews.{part}.txt" for part in ("train", "dev")]
-    for path, some in zip(paths, (train, held), strict=True):
-        write_text(path, "\n".join(some) + "\n")
-    return paths[0], paths[1]
+    train, dev = (plan.data.held_out.parent / f"reviews.{part}.txt" for part in ("train", "dev"))
+    write_text(train, "".join(f"{t}\n" for i, t in enumerate(kept) if i % HELD_OUT_EACH))
+    write_text(dev, "".join(f"{text}\n" for text in kept[::HELD_OUT_EACH]))
+    return train, dev
 
 
 def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
-    """Bits per byte, tokens per character and unknown tokens of held-out reviews.
-
-    Unknown tokens cost few bits and hide text, so bits per byte are comparable only without them.
-    """
-    model = load(judged.folder, device=judged.device)
+    """Bits per byte, comparable only without unknown tokens, which cost few bits and hide text."""
+    model = judged.load()
     # each line was a document in training, so that no model has seen a line break
     held_out = " ".join(text.read_text("utf-8").split())[:BITS_CHARACTERS]
     tokenizer = model.tokenizer
@@ -83,18 +76,17 @@ def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     tasks = korean_tasks(plan)
     require_that(
         tasks and tasks[0].name == "NSMC",
-        "The study korean needs the Naver movie reviews: give --data a folder with "
-        "ratings_train.txt and ratings_test.txt.",
+        "The study korean needs --data, a folder with ratings_train.txt and ratings_test.txt.",
     )
     text, held_out = write_reviews(plan, tasks[0])
     reviews = StudyPlan(plan.scale, replace(plan.data, text=(str(text),)))
     minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes}
-    same_time = {} if plan.scale.faithful else minutes
+    same: dict[str, Any] = {} if plan.scale.faithful else minutes
     for row, words in VOCABULARIES.items():
         if row == MORPHEMES and not find_spec("kiwipiepy"):
             continue
-        settings: dict[str, Any] = {f"tokenizer.{name}": value for name, value in words.items()}
-        settings |= {**same_time, "data.documents": "line"}
+        settings = same | {f"tokenizer.{name}": value for name, value in words.items()}
+        settings["data.documents"] = "line"
         recipe = plan.scale.recipe("gpt", seed, **settings)
         yield reviews.cell(row, recipe, vocabulary_scores, text=held_out)
         for task in tasks:

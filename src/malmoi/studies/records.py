@@ -1,8 +1,4 @@
-"""Records: tracks with a fixed text, budget and metric, and the best runs so far (records.toml).
-
-`run_record` trains on the text without the track's held-out part, evaluates, and returns the entry
-to add.
-"""
+"""Records: tracks with a fixed text, budget and metric, and the best runs so far (records.toml)."""
 
 import json
 import math
@@ -21,6 +17,7 @@ from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.settings import Config
+from malmoi.studies.data import json_lines
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents, require_documents
@@ -100,20 +97,12 @@ def run_record(
     if judge in (judge_bert, judge_both):
         check_judge_data(name, judge_data, glue=judge is judge_bert)
     if names_budget(overrides):
-        logger.warning(
-            "The track {name} is for {minutes}: with another budget this run is no entry.",
-            name=name,
-            minutes=plural(track.minutes, "minute"),
-        )
+        sentence = "The track {name} is for {minutes}: with another budget this run is no entry."
+        logger.warning(sentence, name=name, minutes=plural(track.minutes, "minute"))
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
-    run_pretraining(
-        chosen,
-        data=train,
-        out=out / "model",
-        device=device,
-        **{"train.minutes": track.minutes, "data.valid": VALID_SHARE, **overrides},
-    )
+    changes = {"train.minutes": track.minutes, "data.valid": VALID_SHARE, **overrides}
+    run_pretraining(chosen, data=train, out=out / "model", device=device, **changes)
     figures = judge(load(out / "model", device=device), held_out, judge_data, out / "judged")
     entry = RecordEntry(
         track=name,
@@ -132,20 +121,12 @@ def run_record(
 def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
     """Refuses a track whose rows are missing before minutes are spent on its training."""
     if data is None:
-        raise UsageError(
-            "The track {name} is evaluated on rows: give the folder with {blimp_file} and "
-            "glue/ in it with --judge-data.",
-            name=name,
-            blimp_file=BLIMP_FILE,
-        )
+        sentence = "The track {name} is evaluated on rows: --judge-data needs {file} and glue/."
+        raise UsageError(sentence, name=name, file=BLIMP_FILE)
     _blimp(data)
     for folder in GLUE if glue else ():
-        require_that(
-            (data / "glue" / folder).is_dir(),
-            "There is no glue/{folder} in {data}.",
-            folder=folder,
-            data=data,
-        )
+        there = (data / "glue" / folder).is_dir()
+        require_that(there, "There is no glue/{folder} in {data}.", folder=folder, data=data)
 
 
 def machine_of(device: str | None) -> str:
@@ -202,9 +183,8 @@ def _last_tenth(texts: list[str]) -> tuple[str, str]:
 
 
 def _some_documents(texts: list[str]) -> tuple[str, str]:
-    rest = [text for i, text in enumerate(texts) if i % HELD_OUT_EACH]
-    lines = (json.dumps({"text": text}, ensure_ascii=False) for text in rest)
-    return "\n".join(lines) + "\n", "\n\n".join(texts[::HELD_OUT_EACH])
+    rest = [{"text": text} for i, text in enumerate(texts) if i % HELD_OUT_EACH]
+    return json_lines(rest), "\n\n".join(texts[::HELD_OUT_EACH])
 
 
 # ------------------------------------------------------------------ metrics
@@ -235,22 +215,18 @@ def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 
 def _glue(model: Model, data: Path, out: Path) -> Iterator[tuple[str, float]]:
+    options: dict[str, Any] = dict(seeds=3, max_minutes=0.0)  # no result depends on the clock
     for folder, task in GLUE.items():
-        # no result depends on the clock
-        found = run_finetuning(
-            model, task, data / "glue" / folder, out / task, seeds=3, max_minutes=0.0
-        )
+        found = run_finetuning(model, task, data / "glue" / folder, out / task, **options)
         metric = next(iter(found.metrics))
         yield task, 100 * sum(run[metric] for run in found.runs) / len(found.runs)
 
 
 def judge_both(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:
     """BLiMP by causal and by masked scoring; the lower one counts."""
-    read = {
-        reading: 100 * evaluate_model(model, "blimp", _blimp(data), reading=reading)["accuracy"]
-        for reading in ("causal", "masked")
-    }
-    return {"lower": min(read.values()), **read}
+    pairs, readings = _blimp(data), ("causal", "masked")
+    found = [evaluate_model(model, "blimp", pairs, reading=one)["accuracy"] for one in readings]
+    return {"lower": 100 * min(found), "causal": 100 * found[0], "masked": 100 * found[1]}
 
 
 def _blimp(data: Path | None) -> Path:

@@ -106,8 +106,9 @@ def best_rows(results: StudyResults, column: str) -> list[str]:
     top = found[order[0]]
 
     def close(row: str) -> bool:
-        error = math.hypot(top.standard_error, found[row].standard_error)
-        return abs(top.mean - found[row].mean) <= 2 * error
+        return abs(top.mean - found[row].mean) <= 2 * math.hypot(
+            top.standard_error, found[row].standard_error
+        )
 
     return [order[0], *(row for row in order[1:] if close(row))]
 
@@ -134,10 +135,7 @@ class Claim:
         )
 
     def verdict(self, results: StudyResults) -> Words:
-        """Whether the direction agrees, by the means and the error of their difference.
-
-        One seed has no error, so that nothing can be concluded from it.
-        """
+        """Whether the direction agrees, by the error of the difference; one seed has no error."""
         a, b = (results.at(row, self.column) for row in (self.better, self.worse))
         if a is None or b is None:
             return Words("not measured here", "여기서는 재지 않음")
@@ -220,10 +218,13 @@ def curve_figure(
     *,
     up: str = "",
     even: bool = False,
+    only: bool = False,
 ) -> str:
-    """A line per column over the number that `x` reads from a row's name (None: no point)."""
+    """A line per column (`only` scores in percent) over the number that `x` reads from a row."""
     lines: dict[str, Line] = {}
     for column in results.columns:
+        if only and lower_is_better(column):
+            continue
         points = sorted(
             (at, value.mean, value.deviation)
             for row in results.rows
@@ -258,26 +259,6 @@ def detail_rows(results: StudyResults, group: str) -> Table:
     return [group, *rows], body
 
 
-@dataclass(frozen=True)
-class StudyPage:
-    """The contents of a report page, in Markdown or HTML."""
-
-    study: Study
-    tables: Sequence[Table]
-    claims: Sequence[tuple[Words, Words]]  # the paper's finding, and our verdict
-    notes: Sequence[Words]
-    figure: str
-
-    def markdown(self) -> str:
-        return render("studies/markdown.jinja", page=self).rstrip("\n") + "\n"
-
-    def html(self) -> str:
-        study = self.study
-        lead = f"{study.about.en}. {study.about.ko}. {study.paper}."
-        figure = SVG_STYLE.sub("", self.figure)
-        return render("studies/page.jinja", page=self, title=study.name, lead=lead, figure=figure)
-
-
 def write_pages(
     study: Study, scale: str, seeds: Sequence[int], records: Sequence[Mapping[str, Any]], out: Path
 ) -> dict[str, Any]:
@@ -303,21 +284,22 @@ def write_pages(
         "cells": list(records),
     }
     fill = study.part("notes")
-    page = StudyPage(
-        study,
-        [
-            result_rows(results, study.theirs),
-            *(detail_rows(results, group) for group in results.details),
-        ],
-        [(claim.named, claim.verdict(results)) for claim in claims_of(study, results)],
-        [_about(facts, results), *(fill(results, study.notes) if fill else study.notes)],
-        (study.part("figure") or dot_figure)(results),
-    )
-    facts["claims"] = [{"claim": a.en, "verdict": v.en} for a, v in page.claims]
+    claims = [(claim.named, claim.verdict(results)) for claim in claims_of(study, results)]
+    page: dict[str, Any] = {
+        "study": study,
+        "main": result_rows(results, study.theirs),
+        "details": [detail_rows(results, group) for group in results.details],
+        "claims": claims,
+        "notes": [_about(facts, results), *(fill(results, study.notes) if fill else study.notes)],
+    }
+    facts["claims"] = [{"claim": a.en, "verdict": v.en} for a, v in claims]
+    figure = (study.part("figure") or dot_figure)(results)
+    lead = f"{study.about.en}. {study.about.ko}. {study.paper}."
+    html = dict(title=study.name, lead=lead, figure=SVG_STYLE.sub("", figure))
     write_json(out / "results.json", facts)
-    write_text(out / "figure.svg", page.figure)
-    write_text(out / "report.md", page.markdown())
-    write_text(out / "report.html", page.html())
+    write_text(out / "figure.svg", figure)
+    write_text(out / "report.md", render("studies/markdown.jinja", **page).rstrip("\n") + "\n")
+    write_text(out / "report.html", render("studies/page.jinja", **page, **html))
     return facts
 
 

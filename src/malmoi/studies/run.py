@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -86,27 +86,18 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     plan = StudyPlan(scale, StudyData.prepare(kept / "data", options.data, scale.characters))
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
-    require_that(
-        cells, "The data has no task for the study {name}: give it with --data.", name=study.name
-    )
+    sentence = "The data has no task for the study {name}: give it with --data."
+    require_that(cells, sentence, name=study.name)
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
     records = finished_cells(cells, kept)
-    logger.info(
-        "{study}: {records} of {cells} cells are done.",
-        study=study.name,
-        records=len(records),
-        cells=len(cells),
-    )
+    counts = dict(done=len(records), cells=len(cells))
+    logger.info("{study}: {done} of {cells} cells are done.", study=study.name, **counts)
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
     if failed:
-        raise MalmoiError(
-            "{failed} cells failed, the first with: {first}. The report shows the others; the "
-            "same command retries the failed ones.",
-            failed=len(failed),
-            first=failed[0].rstrip("."),
-        )
+        sentence = "{n} cells failed, the first with: {first}. The same command retries them."
+        raise MalmoiError(sentence, n=len(failed), first=failed[0].rstrip("."))
     return StudyResult(study.name, out, facts)
 
 
@@ -163,9 +154,8 @@ def train_model(cell: Cell, kept: Path, device: str | None) -> None:
     if not (folder / "data").is_dir():
         shutil.copytree(store, folder / "data", copy_function=os.link)
     started = time.monotonic()
-    model = run_pretraining(
-        cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
-    )
+    options: dict[str, Any] = dict(data=cell.text, tokenizer=tokenizer, device=device)
+    model = run_pretraining(cell.recipe, out=folder, **options)
     rows = read_metrics(folder / "metrics.jsonl")
     losses = [row for row in rows if "valid_loss" in row][-1:]
     facts = {
@@ -194,17 +184,12 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
     special = SPECIAL.get(recipe.samples, "none")
     made_of = [wanted, special, *_sources(cell)]
     folder = kept / "tokenizers" / _digest(made_of)
+    options: dict[str, Any] = dict(lowercase=wanted.lowercase, morphemes=wanted.morphemes)
+    options |= dict(kind=wanted.kind, vocab=wanted.vocab, special=special)
     with folder_lock(folder, wait=True):
         if not (folder / "tokenizer.json").is_file():
-            trained = train_tokenizer(
-                (document.text for document in read_documents(cell.text)),
-                kind=wanted.kind,
-                vocab=wanted.vocab,
-                lowercase=wanted.lowercase,
-                special=special,
-                morphemes=wanted.morphemes,
-            )
-            trained.save(folder)
+            texts = (document.text for document in read_documents(cell.text))
+            train_tokenizer(texts, **options).save(folder)
     words = Tokenizer.load(folder)
     windows = recipe.causal
     store = kept / "stores" / _digest([made_of, windows, recipe.data.valid])
@@ -240,7 +225,7 @@ def _result_path(cell: Cell, kept: Path) -> Path:
 
 def finished_cells(cells: Sequence[Cell], kept: Path) -> list[dict[str, Any]]:
     """Records of the finished cells."""
-    paths = [(cell.row, _result_path(cell, kept)) for cell in cells]
+    paths = ((cell.row, _result_path(cell, kept)) for cell in cells)
     return [{**read_object(path), "row": row} for row, path in paths if path.is_file()]
 
 
@@ -253,13 +238,13 @@ Outcome = tuple[Cell, int | BaseException]  # a signal's number (0: none), or an
 def run_cells(
     cells: Sequence[Cell], kept: Path, workers: int = 1, device: str | None = None
 ) -> list[str]:
-    """Trains all missing models, then measures: a model with a time budget shares the machine with
-    no measure. Returns one message for each failure.
-    """
+    """Trains all missing models, then measures: timed training shares the machine with nothing."""
     for name in ("models", "cells"):
         (kept / name).mkdir(parents=True, exist_ok=True)
-    missing = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
-    models = {model_key(c): c for c in missing.values() if not _is_trained(c, kept)}
+    missing = list(
+        {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}.values()
+    )
+    models = list({model_key(c): c for c in missing if not _is_trained(c, kept)}.values())
     failed: list[str] = []
     began = time.monotonic()
     try:
@@ -279,16 +264,12 @@ def run_cells(
 
 
 def _all_outcomes(
-    models: Mapping[str, Cell],
-    cells: Mapping[str, Cell],
-    kept: Path,
-    workers: int,
-    device: str | None,
+    models: Sequence[Cell], cells: Sequence[Cell], kept: Path, workers: int, device: str | None
 ) -> Iterator[Outcome]:
     """First of the models, then of the cells whose model is there; speeds last and one by one."""
-    with closing(_outcomes(train_model, [*models.values()], kept, workers, device)) as trained:
+    with closing(_outcomes(train_model, models, kept, workers, device)) as trained:
         yield from trained
-    ready = [cell for cell in cells.values() if _is_trained(cell, kept)]
+    ready = [cell for cell in cells if _is_trained(cell, kept)]
     for timed, at_once in ((False, workers), (True, 1)):
         some = [cell for cell in ready if (cell.measure.func is speed) == timed]
         with closing(_outcomes(measure_cell, some, kept, at_once, device)) as measured:
@@ -300,11 +281,8 @@ def _report(ready: int, total: int, began: float) -> None:
     report_progress(Progress("study", ready, total, "cells"))
     minutes = (total - ready) * (time.monotonic() - began) / 60
     if ready == 1 and minutes > LONG_MINUTES:
-        logger.info(
-            "The other {cells} will take about {minutes}; --seeds 1 runs fewer.",
-            cells=plural(total - ready, "cell"),
-            minutes=plural(round(minutes), "minute"),
-        )
+        left, long = plural(total - ready, "cell"), plural(round(minutes), "minute")
+        logger.info("The other {left} will take about {long}.", left=left, long=long)
 
 
 def _outcomes(

@@ -22,7 +22,7 @@ from malmoi.errors import require_known
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.evaluation.tasks import Example, Task, metric_names, named_task
 from malmoi.finetuning.finetune import run_finetuning
-from malmoi.inference import Prediction, load
+from malmoi.inference import Model, Prediction, load
 from malmoi.metrics.texts import rouge_l
 from malmoi.model import count_parameters, preset
 from malmoi.studies.data import StudyData, StudyTask
@@ -40,26 +40,17 @@ MODERN_TRUNK: dict[str, Any] = MODERN_GPT | dict(
     norm="pre", norm_kind="layer", embed_norm=False, final_norm=True, init="normal", eps=1e-6
 )
 
-# what a study trains: BERT, BERT read from left to right, GPT, both in one, ELECTRA, LSTMs
-OBJECTIVES = {
-    "bert": "mlm+nsp",
-    "ltr": "lm",
-    "gpt": "lm",
-    "both": "both",
-    "electra": "electra",
-    "lstm": "lm",
-    "elmo": "bilm",
+# what a study trains, by its objective and the recipe of its paper
+TRAINED = {
+    "bert": ("mlm+nsp", "bert-base"),
+    "ltr": ("lm", "bert-base"),  # BERT read from left to right
+    "gpt": ("lm", "gpt1"),
+    "both": ("both", "gpt1"),
+    "electra": ("electra", "electra-base"),
+    "lstm": ("lm", "lstm-gpt1"),
+    "elmo": ("bilm", "elmo"),
 }
 READERS = ("bert", "electra", "ltr")
-PAPER_RECIPES = {
-    "bert": "bert-base",
-    "ltr": "bert-base",
-    "gpt": "gpt1",
-    "both": "gpt1",
-    "electra": "electra-base",
-    "lstm": "lstm-gpt1",
-    "elmo": "elmo",
-}
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ class Scale:
         return self.minutes >= WORTH_COMPILING
 
     def recipe(self, kind: str, seed: int, **settings: Any) -> Recipe:
-        """A model of this scale, with settings by their paths: see `OBJECTIVES`.
+        """A model of this scale, with settings by their paths: see `TRAINED`.
 
         At `paper` it is the paper's own (BERT-base, GPT-1…); at other scales all have the same
         layers, but for the LSTMs, which have as many weights.
@@ -101,11 +92,12 @@ class Scale:
         return base.override({"train.seed": seed, **settings})
 
     def _faithful(self, kind: str) -> Recipe:
+        objective, recipe = TRAINED[kind]
         changes: dict[str, dict[str, Any]] = {
-            "ltr": {"model.attention": ("causal",), "model.pool": "last", "objective": "lm"},
-            "both": {"model.both_ways": True, "objective": "both"},
+            "ltr": {"model.attention": ("causal",), "model.pool": "last", "objective": objective},
+            "both": {"model.both_ways": True, "objective": objective},
         }
-        return named_recipe(PAPER_RECIPES[kind]).override(changes.get(kind, {}))
+        return named_recipe(recipe).override(changes.get(kind, {}))
 
     def _model(self, kind: str) -> ModelConfig:
         shape: dict[str, Any] = dict(vocab=self.vocab, context=self.context, width=self.width)
@@ -132,7 +124,7 @@ class Scale:
         return Recipe(
             name=f"study-{kind}",
             model=model,
-            objective=OBJECTIVES[kind],
+            objective=TRAINED[kind][0],
             tokenizer=TokenizerConfig(
                 kind="wordpiece" if kind in READERS else "byte-bpe", vocab=self.vocab
             ),
@@ -231,9 +223,9 @@ def named_scale(name: str) -> Scale:
 MODULES = {
     **dict.fromkeys(("bert-masking", "bert-objectives", "bert-size", "bert-features"), "tables"),
     **dict.fromkeys(("gpt1-transfer", "gpt1-zeroshot", "gpt1-ablation", "gpt2-zeroshot"), "tables"),
-    **{"in-context": "in_context", "gpt3-scaling": "tables", "gpt3-contamination": "tables"},
-    **{"gpt3-sparse": "tables", "bert-vs-gpt": "tables", "korean": "korean"},
-    "compression": "compression",
+    "in-context": "in_context",
+    **dict.fromkeys(("gpt3-scaling", "gpt3-contamination", "gpt3-sparse", "bert-vs-gpt"), "tables"),
+    **{"korean": "korean", "compression": "compression"},
 }
 
 
@@ -255,6 +247,9 @@ class JudgedModel:
     scratch: Path
     seed: int
     device: str | None = None
+
+    def load(self) -> Model:
+        return load(self.folder, device=self.device)
 
     def facts(self) -> dict[str, Any]:
         """Parameters, tokens, steps, seconds and valid_loss of the pre-training."""
@@ -287,15 +282,17 @@ class StudyPlan:
     scale: Scale
     data: StudyData
 
+    def cut(self, task: StudyTask) -> StudyTask:
+        """The task with the rows that the scale uses."""
+        return replace(task, train_rows=self.scale.train_rows, dev_rows=self.scale.dev_rows)
+
     def tasks(self, *roles: str) -> list[StudyTask]:
-        """The first available task of each role, cut to the rows that the scale uses."""
-        return self.data.of(*roles, train_rows=self.scale.train_rows, dev_rows=self.scale.dev_rows)
+        """The first available task of each role, cut."""
+        return [self.cut(task) for task in self.data.of(*roles)]
 
     def every_task(self, *roles: str) -> list[StudyTask]:
-        """All tasks of these roles, cut in the same way."""
-        train, dev = self.scale.train_rows, self.scale.dev_rows
-        tasks = [task for task in self.data.tasks if task.role in roles]
-        return [replace(task, train_rows=train, dev_rows=dev) for task in tasks]
+        """All tasks of these roles, cut."""
+        return [self.cut(task) for task in self.data.tasks if task.role in roles]
 
     def cell(self, row: str, recipe: Recipe, measure: Measure, **options: Any) -> Cell:
         """A cell whose model is trained on the study's text."""
@@ -328,10 +325,7 @@ class Study:
         return [cell for seed in seeds for cell in make(plan, seed)]
 
     def part(self, what: str) -> Any:
-        """The study's own function that makes its "cells", draws its "figure" or fills its "notes".
-
-        bert-size has `bert_size_cells`; None if it has no such function.
-        """
+        """The study's own cells, figure or notes, such as `bert_size_cells`; None without."""
         module = import_module(f"malmoi.studies.{MODULES[self.name]}")
         return getattr(module, f"{self.name.replace('-', '_')}_{what}", None)
 
@@ -378,10 +372,7 @@ def fine_tuned(
 def picked_summaries(
     judged: JudgedModel, task: StudyTask, options: dict[str, Any]
 ) -> dict[str, float]:
-    """ROUGE-L, in percent, of the sentence that a model tuned for it picks as the summary.
-
-    Every model can pick, also one that cannot write. Beside it the text's first sentence.
-    """
+    """ROUGE-L, in percent, of the picked sentence and of the text's first: any model can pick."""
     asked = task.load()
     picking = replace(asked, kind="choice", metrics=(), example=partial(_best_sentence, asked))
     _tuned(judged, picking, task, options)
@@ -409,22 +400,21 @@ def zero_shot(
 ) -> dict[str, float]:
     """The task's first metric without fine-tuning (minimal pairs, last words), in percent."""
     rows = task.load()
-    facts = evaluate_model(load(judged.folder, device=judged.device), rows, task.dev, **asking)
+    facts = evaluate_model(judged.load(), rows, task.dev, **asking)
     return {column or task.name: 100 * facts[metric_names(rows)[0]]}
 
 
 def minimal_pairs(judged: JudgedModel, task: StudyTask) -> dict[str, float]:
     """Accuracy on minimal pairs, and on each phenomenon."""
-    facts = evaluate_model(load(judged.folder, device=judged.device), task.load(), task.dev)
-    whole = {task.name: 100 * facts["accuracy"]}
-    groups = (n for n in facts if f"{n}_error" in facts and n != "accuracy")
-    return whole | {f"{task.name}: {name}": 100 * facts[name] for name in groups}
+    facts = evaluate_model(judged.load(), task.load(), task.dev)
+    scores = {name: 100 * facts[name] for name in facts if f"{name}_error" in facts}
+    whole = {task.name: scores.pop("accuracy")}
+    return whole | {f"{task.name}: {name}": score for name, score in scores.items()}
 
 
 def held_out_bits(judged: JudgedModel, text: Path) -> dict[str, float]:
     """Bits per byte of held-out text, of which half of each window is context."""
-    model = load(judged.folder, device=judged.device)
-    return {"bits per byte": model.bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
+    return {"bits per byte": judged.load().bits_per_byte(text.read_text("utf-8")[:BITS_CHARACTERS])}
 
 
 def snapshot_scores(
@@ -446,8 +436,7 @@ def mlm_perplexity(judged: JudgedModel) -> dict[str, float]:
 
 def text_perplexity(judged: JudgedModel, task: str, path: Path, column: str) -> dict[str, float]:
     """Perplexity per word, with the data set's markup removed as in GPT-2 §3.1."""
-    model = load(judged.folder, device=judged.device)
-    return {column: evaluate_model(model, task, path)[metric_names(named_task(task))[0]]}
+    return {column: evaluate_model(judged.load(), task, path)[metric_names(named_task(task))[0]]}
 
 
 def millions(judged: JudgedModel) -> dict[str, float]:
@@ -455,19 +444,12 @@ def millions(judged: JudgedModel) -> dict[str, float]:
 
 
 def clean_and_dirty(judged: JudgedModel, task: StudyTask, leaked: Path) -> dict[str, float]:
-    """The task's first metric on all, clean and dirty items, as in `evaluate --contamination`.
-
-    For both models the dirty items are those that the second one could have seen.
-    """
+    """The task's first metric on all items, clean ones, and those that the leaked text has."""
     from malmoi.corpus.decontaminate import find_overlaps
 
     rows = task.load()
-    model = load(judged.folder, device=judged.device)
-
-    def overlaps(items: object) -> object:
-        return find_overlaps(items, [str(leaked)])  # type: ignore[arg-type]
-
-    facts = evaluate_model(model, rows, task.dev, contamination=overlaps)
+    overlaps = partial(find_overlaps, corpus=[str(leaked)])
+    facts = evaluate_model(judged.load(), rows, task.dev, contamination=overlaps)
     scores = facts["contamination"]["scores"][metric_names(rows)[0]]
     return {part: 100 * scores[part] for part in ("all", "clean", "dirty") if part in scores}
 
@@ -477,7 +459,7 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
     device = pick_device(judged.device)
     cuda = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if cuda else 0  # of cells that ran here earlier
-    model = load(judged.folder, device=judged.device)
+    model = judged.load()
     words = " ".join(text.read_text("utf-8").split())
     each = model.config.context // 4 - 1  # in characters, each at most four tokens of bytes
     texts = [words[i * each : (i + 1) * each] for i in range(READ_TEXTS)]

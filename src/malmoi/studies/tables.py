@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, linear_regression, stdev
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from malmoi.evaluation.examples import load_examples
-from malmoi.inference import load
 from malmoi.messages import plural
 from malmoi.model import Network
 from malmoi.planning.flops import flops, keys_seen
 from malmoi.report.chart import Line, chart, standalone_svg
-from malmoi.studies.data import StudyTask, write_rows
+from malmoi.studies.data import write_rows
 from malmoi.studies.report import StudyResults, best_rows, curve_figure, lower_is_better, number
 from malmoi.studies.study import (
     BITS_CHARACTERS,
@@ -37,7 +36,6 @@ from malmoi.studies.study import (
 )
 from malmoi.training.recipe import Recipe, read_recipe
 
-Cells = Iterator[Cell]
 MIN_DEPTH = 4  # so that a quarter of the layers is one, and a curve over layers has points
 # of the chosen tokens: % of [MASK], % of the token itself, % of random ones (BERT table 8)
 MASKS = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
@@ -65,13 +63,13 @@ TEXTS = (
 )
 SHARES = (1 / 16, 1)  # of the training rows: the auxiliary LM helps only large sets (GPT-1 table 5)
 MOST_UPDATES = 2**17  # of GPT-1's 100 epochs, that are evaluated
-COPIES = 8  # of a leaked item, as web pages are often duplicated
+COPIES = 8  # of a leaked item (every second one), as web pages are often duplicated
 
 
 # ------------------------------------------------------------------ BERT
 
 
-def bert_masking_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_masking_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     for mask, same, other in MASKS:
         row = f"{mask}% [MASK], {same}% same, {other}% random"
         shares = {"data.mask_token": mask / 100, "data.mask_random": other / 100}
@@ -81,7 +79,7 @@ def bert_masking_cells(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), "{}, features", **features)
 
 
-def bert_features_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_features_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     recipe = plan.scale.recipe("bert", seed)
     yield from plan.tuned("fine-tuned", recipe, plan.tasks("tokens"))
     for row, layers in FEATURES.items():
@@ -89,7 +87,7 @@ def bert_features_cells(plan: StudyPlan, seed: int) -> Cells:
         yield from plan.tuned(row, recipe, plan.tasks("tokens"), **options)
 
 
-def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_objectives_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     bert, ltr = (plan.scale.recipe(kind, seed) for kind in ("bert", "ltr"))
     left_to_right = "left to right, no NSP"
     rows = {"BERT": bert, "no NSP": bert.override({"objective": "mlm"}), left_to_right: ltr}
@@ -99,7 +97,7 @@ def bert_objectives_cells(plan: StudyPlan, seed: int) -> Cells:
     yield from plan.tuned(row, ltr, plan.tasks("tokens"), lm=0.0, **plan.scale.bilstm)
 
 
-def bert_size_cells(plan: StudyPlan, seed: int) -> Cells:
+def bert_size_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("bert", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     for row, (deep, wide, many) in SHAPES.items():
@@ -117,7 +115,7 @@ def bert_size_cells(plan: StudyPlan, seed: int) -> Cells:
 # ------------------------------------------------------------------ GPT-1
 
 
-def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("gpt", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     recipe = base.override({"model.depth": depth})
@@ -137,24 +135,24 @@ def gpt1_transfer_figure(results: StudyResults) -> str:
     return curve_figure(results, across="layers transferred", x=_layers, up="score, %")
 
 
-def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     gpt, lstm = (plan.scale.recipe(kind, seed) for kind in ("gpt", "lstm"))
-    rows: Mapping[str, tuple[Recipe, dict[str, Any]]] = {
-        "Transformer, auxiliary LM": (gpt, {}),
-        "no auxiliary LM": (gpt, {"lm": 0.0}),
-        "no pre-training": (gpt, {"from_scratch": True}),
-        "LSTM, auxiliary LM": (lstm, {}),
-    }
+    rows: tuple[tuple[str, Recipe, dict[str, Any]], ...] = (
+        ("Transformer, auxiliary LM", gpt, {}),
+        ("no auxiliary LM", gpt, {"lm": 0.0}),
+        ("no pre-training", gpt, {"from_scratch": True}),
+        ("LSTM, auxiliary LM", lstm, {}),
+    )
     for task in plan.tasks("sentence", "pair"):
         sizes = [round(share * task.train_rows) for share in SHARES] if task.train_rows else [0]
         for size in sizes:
             some = replace(task, train_rows=size)
             column = f"{{}}, {size:,} rows" if size else ""
-            for row, (recipe, options) in rows.items():
+            for row, recipe, options in rows:
                 yield from plan.tuned(row, recipe, [some], column, **options)
 
 
-def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     roles = ("acceptability", "minimal pairs", "last word")
     tasks = [
         # CoLA by the likelihood of a sentence alone, as in GPT-1 §5
@@ -172,12 +170,8 @@ def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
 
 def gpt1_zeroshot_figure(results: StudyResults) -> str:
     """Plots scores in percent only: bits per byte would need another axis."""
-    shares = [
-        {**record, "values": {c: v for c, v in record["values"].items() if not lower_is_better(c)}}
-        for record in results.records
-    ]
     about = dict(across="updates of pre-training", up="score without tuning, %")
-    return curve_figure(StudyResults(shares), x=_updates, even=True, **about)
+    return curve_figure(results, x=_updates, even=True, only=True, **about)
 
 
 def _updates(row: str) -> float | None:
@@ -195,7 +189,7 @@ def sized_gpt(plan: StudyPlan, size: str, seed: int) -> Recipe:
     return base.override({"model.width": width, "model.heads": heads, "model.hidden": 0})
 
 
-def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     texts = [(column, task, plan.data.file(pattern)) for column, task, pattern in TEXTS]
     for size in WIDTHS:
         recipe = sized_gpt(plan, size, seed)
@@ -209,21 +203,16 @@ def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Cells:
                 yield plan.cell(size, recipe, text_perplexity, **options)
 
 
-def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Cells:
+def gpt3_contamination_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     recipe = plan.scale.recipe("gpt", seed)
+    leaked = plan.data.held_out.parent / "leaked.jsonl"
     for task in plan.tasks("minimal pairs"):
-        leaked = write_leaked(task, plan.data.held_out.parent / "leaked.jsonl")
+        items = load_examples(task.load(), task.dev).rows[::2]
+        write_rows(leaked, [{"text": item.text} for item in items] * COPIES)
         cell = plan.cell("clean text", recipe, clean_and_dirty, task=task, leaked=leaked)
         yield cell
         more = (*plan.data.text, str(leaked))
         yield replace(cell, row="half of the items in the text", text=more)
-
-
-def write_leaked(task: StudyTask, path: Path) -> Path:
-    """Writes every second test item several times as documents."""
-    texts = [example.text for example in load_examples(task.load(), task.dev).rows[::2]]
-    write_rows(path, [{"text": text} for text in texts] * COPIES)
-    return path
 
 
 def gpt3_contamination_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
@@ -278,7 +267,7 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
 
 def loss_by_compute(judged: JudgedModel, text: Path) -> dict[str, float]:
     """The loss per token of held-out text, and the FLOPs of the training."""
-    model = load(judged.folder, device=judged.device)
+    model = judged.load()
     each = flops(model.network, read_recipe(judged.folder / "recipe.json")).exact
     loss = math.log(model.perplexity(text.read_text("utf-8")[:BITS_CHARACTERS]))
     return {LOSS: loss, COMPUTE: each * judged.facts()["tokens"] / 1e9}

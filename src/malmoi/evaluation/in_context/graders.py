@@ -66,8 +66,7 @@ def language_head(model: Model) -> str:
     if model.network.language_head:
         return model.network.language_head
     raise UsageError(
-        "This model cannot be evaluated in context: it has neither an lm head (GPT) nor an "
-        "mlm head (BERT). It can: {abilities}.",
+        "This model has no lm or mlm head to answer prompts with. It can: {abilities}.",
         abilities=", ".join(model.abilities),
     )
 
@@ -159,9 +158,8 @@ def score_answers(
         exam, [SplitText(answer_cue(exam.task), middle) for middle in middles], together=together
     )
     by_itself = dict(zip(middles, alone, strict=True))
-    found = iter(
-        ScoredAnswer(s, by_itself[p.middle], p.middle) for p, s in zip(parts, scores, strict=True)
-    )
+    pairs = zip(parts, scores, strict=True)
+    found = (ScoredAnswer(score, by_itself[part.middle], part.middle) for part, score in pairs)
     return [[next(found) for _ in question.prompt.choices] for question in questions]
 
 
@@ -188,12 +186,11 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     for way, together in likelihood_modes(exam.model).items():
         found = score_answers(exam, questions, together=together)
         for name in SCORINGS:
-            picks[way + name] = [best_choice(choices, name) for choices in found]
-            measures[f"accuracy_{way}{name}"] = measure_with_error(
-                "accuracy", gold, picks[way + name]
-            )
-    accuracy = measures[f"accuracy_{exam.scoring}"]
-    return Graded({"accuracy": accuracy, **measures}, picks[exam.scoring])
+            chosen = picks[way + name] = [best_choice(choices, name) for choices in found]
+            measures[f"accuracy_{way}{name}"] = measure_with_error("accuracy", gold, chosen)
+    return Graded(
+        {"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, picks[exam.scoring]
+    )
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -211,10 +208,10 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     """Predicts a number: the mean of the possible values, weighted by likelihood."""
     values = np.array([float(value) for value in exam.task.answers])
     together = exam.scoring.startswith("cloze_")
-    scoring = exam.scoring.removeprefix("cloze_")
+    scoring = SCORINGS[exam.scoring.removeprefix("cloze_")]
     pred = []
     for choices in score_answers(exam, questions, together=together):
-        logs = np.array([SCORINGS[scoring](one) for one in choices])
+        logs = np.array([scoring(one) for one in choices])
         chances = np.exp(logs - logs.max())
         pred.append(float(chances @ values / chances.sum()))
     gold = [question.example.label for question in questions]
@@ -223,18 +220,15 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """The missing word: whether greedy decoding generates it, and its likelihood (GPT-2 §3.3)."""
-    parts = [part for question in questions for part in answer_parts(question)]
-    scores = part_likelihoods(exam, parts)
+    scores = part_likelihoods(
+        exam, [part for question in questions for part in answer_parts(question)]
+    )
     likely = mean_with_error([score.logprob for score in scores])
     perplexity = math.exp(-likely.mean)
-    measures = {
-        "accuracy": mean_with_error([float(score.greedy) for score in scores]),
-        # standard error of eˣ: eˣ dx
-        "perplexity": MeanWithError(
-            perplexity, perplexity * likely.standard_error, perplexity * likely.deviation
-        ),
-    }
-    return Graded(measures, [score.greedy for score in scores])
+    spread = (perplexity * likely.standard_error, perplexity * likely.deviation)  # of eˣ: eˣ dx
+    greedy = [score.greedy for score in scores]
+    right = mean_with_error([float(one) for one in greedy])
+    return Graded({"accuracy": right, "perplexity": MeanWithError(perplexity, *spread)}, greedy)
 
 
 # ------------------------------------------------------------------ generated texts
@@ -270,16 +264,13 @@ def written_grader(
 
 def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str]:
     task = exam.task
-    require_that(
-        language_head(exam.model) == "lm",
-        "The task {task} is answered by generating text, which needs a language model (an "
-        "lm head).",
-        task=task.name,
-    )
+    sentence = "The task {task} is answered by generating text, which needs a language model."
+    require_that(language_head(exam.model) == "lm", sentence, task=task.name)
 
     def go_on(prompts: Sequence[str]) -> list[str]:
-        limit = task.max_answer_tokens
-        return exam.model.generate(list(prompts), temperature=0, max_new_tokens=limit, stop="\n")
+        return exam.model.generate(
+            list(prompts), temperature=0, max_new_tokens=task.max_answer_tokens, stop="\n"
+        )
 
     return exam.in_steps("prompt", [question.before for question in questions], go_on)
 
@@ -326,11 +317,8 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 
 
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
-    require_that(
-        language_head(exam.model) == "lm",
-        "The task {task} scores the likelihood of text, which needs a language model (an lm head).",
-        task=exam.task.name,
-    )
+    sentence = "The task {task} scores the likelihood of text, which needs a language model."
+    require_that(language_head(exam.model) == "lm", sentence, task=exam.task.name)
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
     )
@@ -360,10 +348,7 @@ def _ratio(loss: Any, units: Any, as_measure: Callable[[float], float]) -> MeanW
 
 
 def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
-    """How often the right sentence is more likely (Warstadt et al. 2020 §4), overall and by group.
-
-    Likelihood for a GPT, pseudo-likelihood for a BERT. Ties count as wrong.
-    """
+    """How often the right sentence is likelier (Warstadt et al. 2020 §4); a tie counts as wrong."""
     language_head(exam.model)  # raises an error if the model has none
     picks = exam.in_steps("pairs", questions, partial(_likelier, exam), PAIRS_PER_UPDATE)
     right: dict[str, list[float]] = {}

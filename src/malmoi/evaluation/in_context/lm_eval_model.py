@@ -1,7 +1,4 @@
-"""A Malmoi model as an lm-evaluation-harness model, following the harness's own rules.
-
-Imported only if the lm-eval package is requested.
-"""
+"""A Malmoi model as an lm-evaluation-harness model, by its rules; imported only if requested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,9 +52,8 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         for _, before, after in requests:
             tokens = (before + after)[-(self.max_length + 1) :]
             rows.append(ScoredRow(tokens, max(1, len(tokens) - len(after))))
-        return [
-            (sum(logprobs), greedy) for logprobs, greedy in token_logprobs(self.model.network, rows)
-        ]
+        found = token_logprobs(self.model.network, rows)
+        return [(sum(logprobs), greedy) for logprobs, greedy in found]
 
     def loglikelihood_rolling(
         self,
@@ -67,16 +63,10 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         """Scores whole texts in windows that overlap by one token, as the harness does."""
         totals = []
         for request in requests:
-            windows = utils.get_rolling_token_windows(
-                self.tok_encode(request.args[0]),
-                self.prefix_token_id,
-                self.max_length,
-                context_len=1,
-            )
-            scored = self._loglikelihood_tokens(
-                [("", *utils.make_disjoint_window(window)) for window in windows]
-            )
-            totals.append(sum(logprob for logprob, _ in scored))
+            tokens, start = self.tok_encode(request.args[0]), self.prefix_token_id
+            windows = utils.get_rolling_token_windows(tokens, start, self.max_length, context_len=1)
+            parts = [("", *utils.make_disjoint_window(window)) for window in windows]
+            totals.append(sum(logprob for logprob, _ in self._loglikelihood_tokens(parts)))
         return totals
 
     def generate_until(
@@ -103,12 +93,10 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         until = handle_stop_sequences(settings.get("until"), eos=tokenizer.token(self.eot_token_id))
         most = settings["max_gen_toks"]
         room = max(self.max_length - most, 1)
-        cut = [
-            tokenizer.decode(self.tok_encode(prompt)[-room:], skip_specials=True)
-            for prompt in prompts
-        ]
+        rows = [self.tok_encode(prompt) for prompt in prompts]
         shown = [
-            c if len(self.tok_encode(p)) > room else p for p, c in zip(prompts, cut, strict=True)
+            prompt if len(row) <= room else tokenizer.decode(row[-room:], skip_specials=True)
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
         warmth = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
         return list(self.model.generate(shown, max_new_tokens=most, temperature=warmth, stop=until))

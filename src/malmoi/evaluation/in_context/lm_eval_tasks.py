@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model
 from malmoi.text.rows import RowSource
 
-HARNESSES = ("lm-eval",)
 HarnessConfig = dict[str, Any]
 
 
@@ -30,11 +30,8 @@ def evaluate_with_harness(
     model: Model, task: Task | Path, data: RowSource | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
     """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
-    require_that(
-        harness in HARNESSES,
-        "There is no harness {harness!r}; Malmoi knows lm-eval.",
-        harness=harness,
-    )
+    known = harness == "lm-eval"
+    require_that(known, "There is no harness {harness!r}; Malmoi knows lm-eval.", harness=harness)
     shots, *others = parse_shots(asking.shots)
     if others or shots is None:
         raise UsageError("lm-eval takes one number of examples: --shots 4.")
@@ -80,15 +77,10 @@ def write_task(task: Task, data: RowSource | None, asking: InContextConfig, fold
     """Writes the task's rows as JSON lines and its YAML; returns the YAML's path."""
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:
-        raise UsageError(
-            "lm-eval has no equivalent of {kind}; evaluate {task} without --harness.",
-            kind=task.kind,
-            task=task.name,
-        )
+        sentence = "lm-eval has no equivalent of {kind}; evaluate {task} without --harness."
+        raise UsageError(sentence, kind=task.kind, task=task.name)
     shape, document = shape_of(task)
-    items, pool, _ = split_rows(
-        task, data, InContextConfig(train=asking.train, seed=asking.seed, skip_bad=asking.skip_bad)
-    )
+    items, pool, _ = split_rows(task, data, replace(asking, limit=None, shots=0))
     # within one split, the harness never shows an item itself
     parts = {"test": items} if pool is items else {"test": items, "train": pool}
     for name, rows in parts.items():
@@ -118,21 +110,16 @@ HarnessDocument = Callable[[Example], HarnessConfig]
 def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     def plain(example: Example) -> HarnessConfig:
         prompt = task_prompt(task, example)
-        return {
-            "query": prompt.query,
-            "choices": [c.removeprefix(" ") for c in prompt.choices],
-            "gold": prompt.gold,
-        }
+        choices = [choice.removeprefix(" ") for choice in prompt.choices]
+        return {"query": prompt.query, "choices": choices, "gold": prompt.gold}
 
     def by_context(example: Example) -> HarnessConfig:
         prompt = task_prompt(task, example)
         contexts = [prompt.query + choice for choice in prompt.choices]
         return {"choices": contexts, "ending": prompt.ending.removeprefix(" "), "gold": prompt.gold}
 
-    measures = [
-        {"metric": name, "aggregation": "mean", "higher_is_better": True}
-        for name in ("acc", "acc_norm")
-    ]
+    mean = {"aggregation": "mean", "higher_is_better": True}
+    measures = [{"metric": name, **mean} for name in ("acc", "acc_norm")]
     shape = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": measures}
     # several contexts, one ending: the harness then expects the gold index in doc_to_text
     if task.gap == "rest":
@@ -143,24 +130,14 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
 
 def _cloze(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     """The harness adds no space before a target scored alone, so the word includes its own."""
-    return {
-        "output_type": "loglikelihood",
-        "doc_to_text": "{{query}}",
-        "doc_to_target": "{{' ' + answer}}",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}, {"metric": "perplexity"}],
-    }, partial(_asked, task)
+    shape = _shape("loglikelihood", "{{query}}", "{{' ' + answer}}", "acc", "perplexity")
+    return {**shape, "target_delimiter": ""}, partial(_asked, task)
 
 
 def _write(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
     kwargs = {"until": ["\n"], "max_gen_toks": task.max_answer_tokens, "do_sample": False}
-    return {
-        "output_type": "generate_until",
-        "doc_to_text": "{{query}}",
-        "doc_to_target": "{{answer}}",
-        "generation_kwargs": kwargs,
-        "metric_list": [{"metric": "exact_match"}],
-    }, partial(_asked, task)
+    shape = _shape("generate_until", "{{query}}", "{{answer}}", "exact_match")
+    return {**shape, "generation_kwargs": kwargs}, partial(_asked, task)
 
 
 def _asked(task: Task, example: Example) -> HarnessConfig:
@@ -169,11 +146,15 @@ def _asked(task: Task, example: Example) -> HarnessConfig:
 
 
 def _text(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
-    measures = [
-        {"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")
-    ]
-    shape = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
-    return {**shape, "metric_list": measures}, lambda example: {"text": example.text}
+    measures = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+    shape = _shape("loglikelihood_rolling", "", "{{text}}", *measures)
+    return shape, lambda example: {"text": example.text}
+
+
+def _shape(output: str, text: str, target: str, *metrics: str) -> HarnessConfig:
+    measures = [{"metric": name} for name in metrics]
+    asked = {"doc_to_text": text, "doc_to_target": target}
+    return {"output_type": output, **asked, "metric_list": measures}
 
 
 # by how a kind is graded here, the harness's equivalent

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.evaluation.contamination import Overlaps, contamination_report
 from malmoi.evaluation.examples import (
     files_in,
@@ -56,11 +56,8 @@ def parse_shots(given: int | str) -> list[int | None]:
     """4 → [4]; "0,1,max" → [0, 1, None]: as many examples as fit."""
     words = [word.strip() for word in str(given).split(",")]
     for word in words:
-        require_that(
-            word == "max" or word.isdigit(),
-            "The number of examples must be 0, 1, 2… or max, not {word!r}.",
-            word=word,
-        )
+        known = word == "max" or word.isdigit()
+        require_that(known, "The number of examples must be 0, 1, 2… or max, not {n!r}.", n=word)
     return [None if word == "max" else int(word) for word in words]
 
 
@@ -76,15 +73,13 @@ class QuestionBuilder:
 
     def build(self, item: Example, number: int) -> Question:
         """The item with its examples; an error if they do not fit."""
-        if self.shots is None:
-            return self._fullest(item, number)
-        return self._fitted([self._shown(item, number)])[0]
+        return self.build_all([item], number)[0]
 
-    def build_all(self, items: Sequence[Example]) -> list[Question]:
-        """Builds questions for all items, numbered from 0."""
+    def build_all(self, items: Sequence[Example], first: int = 0) -> list[Question]:
+        """Builds questions for all items, numbered from `first`."""
         if self.shots is None:
-            return [self._fullest(item, number) for number, item in enumerate(items)]
-        shown = (self._shown(item, number) for number, item in enumerate(items))
+            return [self._fullest(item, number) for number, item in enumerate(items, first)]
+        shown = (self._shown(item, number) for number, item in enumerate(items, first))
         found: list[Question] = []
         while some := list(islice(shown, ITEMS_PER_COUNT)):
             found += self._fitted(some)
@@ -94,13 +89,8 @@ class QuestionBuilder:
         prompt = self.prompt(item)
         wanted = self.shots or 0
         some = list(islice(draw_examples(self.pool, item, self.seed, number), wanted))
-        require_that(
-            len(some) >= wanted,
-            "{examples} requested, but there are only {some} to draw from: give a file of "
-            "training rows with --train (train=…), or request fewer.",
-            examples=plural(wanted, "example"),
-            some=len(some),
-        )
+        sentence = "{examples} requested, but there are only {n} to draw from: add --train rows."
+        require_that(len(some) >= wanted, sentence, examples=plural(wanted, "example"), n=len(some))
         return self._with(prompt, item, some)
 
     def _fitted(self, questions: Sequence[Question]) -> list[Question]:
@@ -123,16 +113,10 @@ class QuestionBuilder:
         """The item's own prompt; raises an error if a choice has no tokens to score."""
         prompt = task_prompt(self.task, item)
         judged = (prompt.ending,) if prompt.partial else prompt.choices
-        if prompt.written:
-            return prompt
-        for number, choice in enumerate(judged, start=1):
-            if not choice.strip() or not self.model.tokenizer.ids([choice])[0]:
-                raise UsageError(
-                    "{place}: choice {number} ({choice!r}) has no tokens, so it cannot be scored.",
-                    place=item.place,
-                    number=number,
-                    choice=choice.strip(),
-                )
+        sentence = "{place}: choice {n} ({choice!r}) has no tokens, so it cannot be scored."
+        for n, choice in enumerate(() if prompt.written else judged, start=1):
+            scored = choice.strip() and self.model.tokenizer.ids([choice])[0]
+            require_that(scored, sentence, place=item.place, n=n, choice=choice.strip())
         return prompt
 
     def _with(self, prompt: TaskPrompt, item: Example, some: Sequence[Example]) -> Question:
@@ -182,10 +166,9 @@ class QuestionBuilder:
         whole = surplus < len(offsets)
         require_that(
             whole or not question.prompt.written,
-            "{place} does not fit into this model's context of {context}: its answer "
-            "alone fills it.",
+            "{place} does not fit into the model's context of {n}: its answer alone fills it.",
             place=question.example.place,
-            context=self.model.config.context,
+            n=self.model.config.context,
         )
         first = offsets[surplus if whole else -1][0] if offsets else 0
         return replace(question, before=question.before[first:], cut=True, answer_cut=not whole)
@@ -278,15 +261,14 @@ def _in_reading(model: Model, reading: str | None) -> Model:
     if reading is None:
         return model
     require_known(reading, READINGS, "There is no reading mode {name!r}.{hint}")
-    causal = model.network.trunk.is_causal
-    require_that(
-        reading != "causal" or causal,
-        "This model does not read left to right: leave `reading` out.",
-    )
-    if reading == "masked" and causal:
+    if not model.network.trunk.is_causal:
+        require_that(
+            reading == "masked", "This model does not read left to right: leave `reading` out."
+        )
+        return model
+    if reading == "masked":
         model.network.masked()  # refuses a model that reads left to right only
-        return model.masked
-    return model
+    return model.masked if reading == "masked" else model
 
 
 def _result(
@@ -296,11 +278,8 @@ def _result(
     shots = asker.shots
     kind = kind_of(task)
     if kind.only_read:
-        require_that(
-            shots == 0,
-            "The task {task} reads whole texts and takes no examples: omit --shots.",
-            task=task.name,
-        )
+        sentence = "The task {task} reads whole texts and takes no examples: omit --shots."
+        require_that(shots == 0, sentence, task=task.name)
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
         questions = asker.build_all(items)
@@ -310,20 +289,14 @@ def _result(
 
 
 def _truncated(questions: Sequence[Question]) -> Iterator[str]:
-    cut = sum(question.cut for question in questions)
-    answers = sum(question.answer_cut for question in questions)
-    if cut:
+    items = len(questions)
+    if n := sum(question.cut for question in questions):
+        yield msg("{n:,} of {items:,} items were truncated at the beginning.", n=n, items=items)
+    if n := sum(question.answer_cut for question in questions):
         yield msg(
-            "{cut:,} of {questions:,} items were truncated at the beginning to fit.",
-            cut=cut,
-            questions=len(questions),
-        )
-    if answers:
-        yield msg(
-            "{answers:,} of {questions:,} items have an answer that is longer than the "
-            "context: only its end is scored.",
-            answers=answers,
-            questions=len(questions),
+            "{n:,} of {items:,} items have an answer that is longer than the context.",
+            n=n,
+            items=items,
         )
 
 
@@ -343,10 +316,7 @@ def split_rows(
     pool = found if source is None else load_examples(task, source, skip_bad=asking.skip_bad)
     notes = list(found.notes)
     if source is None and any(shots != 0 for shots in parse_shots(asking.shots)):
-        notes.append(
-            "Examples are drawn from the other rows of the data, as there is no file of training "
-            "rows (--train, train=…)."
-        )
+        notes.append(msg("Examples are drawn from the other rows: there is no file --train."))
     return limited_rows(found.rows, asking.limit, asking.seed), pool.rows, notes
 
 

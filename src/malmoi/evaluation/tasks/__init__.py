@@ -1,7 +1,4 @@
-"""Tasks: GLUE, SQuAD, NER, multiple choice, Korean tasks, GPT-3's, and custom tables.
-
-Listing them needs no torch: what computes is imported on first use.
-"""
+"""Tasks by name. Listing them needs no torch: what computes is imported on first use."""
 
 from malmoi.errors import require_known
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
@@ -24,6 +21,7 @@ def named_task(name: str) -> Task:
         return custom_task(name)
     if name not in TASKS:
         load_installed_plugins()
-    known = (*KIND_METRICS, *TASKS)
-    require_known(name, known, "There is no task {name!r}.{hint} `malmoi tasks` lists them.")
+    require_known(
+        name, (*KIND_METRICS, *TASKS), "There is no task {name!r}.{hint} `malmoi tasks` lists them."
+    )
     return TASKS[name]

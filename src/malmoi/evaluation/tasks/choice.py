@@ -12,19 +12,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from malmoi.evaluation.task import Example, Task
-from malmoi.evaluation.tasks.glue import YES_NO
+from malmoi.evaluation.tasks.glue import YES_NO, labelled
 from malmoi.messages import msg
 from malmoi.text.records import Commas
-from malmoi.text.rows import (
-    BadRow,
-    BrokenRow,
-    DataRow,
-    any_rows,
-    json_line_rows,
-    table_rows,
-    text_lines,
-)
+from malmoi.text.rows import BrokenRow, DataRow, any_rows, json_line_rows, table_rows, text_lines
 
+LETTERS = "ABCDEFGH"  # of RACE's options
 swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column
 
 
@@ -36,43 +29,28 @@ def swag(row: DataRow) -> Example:
 
 def race_rows(path: Path) -> Iterator[DataRow]:
     """Reads one article per line; each of its questions becomes a row."""
+    names = ("article", "questions", "options", "answers")
     for row in json_line_rows(path):
-        names = ("article", "questions", "options", "answers")
         missing = [name for name in names if name not in row.values]
+        counts = {len(row.values.get(name, ())) for name in names[1:]}
         if isinstance(row, BrokenRow):
             yield row
         elif missing:
             yield BrokenRow({}, row.place, msg("there is no {missing!r}", missing=missing[0]))
+        elif len(counts) > 1:
+            yield BrokenRow({}, row.place, msg("questions, options and answers differ in number"))
         else:
-            yield from _race_questions(row)
-
-
-def _race_questions(row: DataRow) -> Iterator[DataRow]:
-    parts = [row[name] for name in ("questions", "options", "answers")]
-    questions, options, answers = map(len, parts)
-    if not questions == options == answers:
-        why = msg(
-            "{questions} questions, {options} lists of options, {answers} answers",
-            questions=questions,
-            options=options,
-            answers=answers,
-        )
-        yield BrokenRow({}, row.place, why)
-        return
-    for values in zip(*parts, strict=True):
-        named = dict(zip(("question", "options", "answer"), values, strict=True))
-        yield DataRow({"article": row["article"], **named}, row.place)
+            for question, options, answer in zip(*(row[name] for name in names[1:]), strict=True):
+                one = {"question": question, "options": options, "answer": answer}
+                yield DataRow({"article": row["article"], **one}, row.place)
 
 
 def race(row: DataRow) -> Example:
     """An article, a question (possibly with a gap _), four options; the answer is a letter."""
-    letter = row.label("answer")
-    row.require(
-        letter is None or letter in "ABCDEFGH",
-        "the answer must be a letter such as A, not {letter!r}",
-        letter=letter,
-    )
-    right = None if letter is None else "ABCDEFGH".index(letter)
+    given = row.label("answer")
+    known = given is None or given in LETTERS
+    row.require(known, "the answer must be a letter such as A, not {given!r}", given=given)
+    right = None if given is None else LETTERS.index(given)
     return Example(row.text("article"), row.text("question"), right, choices=tuple(row["options"]))
 
 
@@ -87,16 +65,13 @@ def copa(row: DataRow) -> Example:
     """SuperGLUE's columns (premise, cause or effect, choice1, choice2), or query, choices, gold."""
     if "query" in row.values:
         return query_example(row)
-    link = {"cause": "because", "effect": "so"}.get(row.text("question"))
-    if link is None:
-        raise BadRow(
-            row.place,
-            "the question must be cause or effect, not {question!r}",
-            question=row["question"],
-        )
-    choices = (row.text("choice1"), row.text("choice2"))
+    asked = row.text("question")
+    link = {"cause": "because", "effect": "so"}.get(asked)
+    row.require(link, "the question must be cause or effect, not {asked!r}", asked=asked)
     return Example(
-        f"{row.text('premise').rstrip('.')} {link}", label=row.whole("label"), choices=choices
+        f"{row.text('premise').rstrip('.')} {link}",
+        label=row.whole("label"),
+        choices=(row.text("choice1"), row.text("choice2")),
     )
 
 
@@ -108,42 +83,6 @@ def story_cloze(row: DataRow) -> Example:
     row.require(right in (1, 2, None), "AnswerRightEnding must be 1 or 2, not {right}", right=right)
     label = None if right is None else right - 1
     return Example(story, label=label, id=str(row.values.get("InputStoryid", "")), choices=endings)
-
-
-SWAG = Task(
-    "swag",
-    "choice",
-    swag_rows,
-    swag,
-    about="what happens next in a scene?",
-    files=("train*", "val*"),
-    prompt="{text} {pair}",
-)
-RACE = Task(
-    "race",
-    "choice",
-    race_rows,
-    race,
-    about="exam questions about an article",
-    prompt="{text}\nQuestion: {pair}\nAnswer:",
-)
-COPA = Task(
-    "copa",
-    "choice",
-    any_rows,
-    copa,
-    about="which of two is the cause or the effect?",
-    files=("train*", "val*"),
-)
-
-STORY_CLOZE = Task(
-    "story-cloze",
-    "choice",
-    swag_rows,
-    story_cloze,
-    about="which of two endings fits a story of four sentences? (Mostafazadeh et al. 2016)",
-    files=("*val*", "*test*"),  # its training stories have no wrong endings
-)
 
 
 # ------------------------------------------------------------------ zero-shot
@@ -170,26 +109,16 @@ def arc(row: DataRow) -> Example:
         return _question(row)
     question = row["question"]
     nested = isinstance(question, dict)
+    stem = question["stem"] if nested else row.text("question")
     given = question["choices"] if nested else row["choices"]
-    pairs = (
-        [(c["label"], c["text"]) for c in given]
-        if nested
-        else list(zip(given["label"], given["text"], strict=True))
-    )
-    key = row.label("answerKey")
-    marks = [mark for mark, _ in pairs]
-    row.require(
-        key is None or key in marks,
-        "the answer {key!r} is not one of {marks}",
-        key=key,
-        marks=", ".join(marks),
-    )
-    prefix = question["stem"] if nested else row.text("question")
+    if nested:
+        given = {name: [one[name] for one in given] for name in ("label", "text")}
+    key, marks = row.label("answerKey"), given["label"]
+    known = key is None or key in marks
+    row.require(known, "the answer {key!r} is not one of {marks}", key=key, marks=", ".join(marks))
+    right = None if key is None else marks.index(key)
     return Example(
-        prefix,
-        label=None if key is None else marks.index(key),
-        id=str(row.values.get("id", "")),
-        choices=tuple(text for _, text in pairs),
+        stem, label=right, id=str(row.values.get("id", "")), choices=tuple(given["text"])
     )
 
 
@@ -199,17 +128,13 @@ def winograd(row: DataRow) -> Example:
         before, gap, after = row.text("sentence").partition("_")
         row.require(gap, "the sentence has no gap _")
         right = row.whole("answer")
-        choices = (row.text("option1"), row.text("option2"))
+        label = None if right is None else right - 1
         return Example(
-            before.strip(), f"_{after}", None if right is None else right - 1, choices=choices
+            before.strip(), f"_{after}", label, choices=(row.text("option1"), row.text("option2"))
         )
     contexts = [str(context).split() for context in row["context_options"]]
-    shared = sum(
-        1
-        for _ in takewhile(
-            lambda some: len(set(some)) == 1, zip(*(c[:-1] for c in contexts), strict=False)
-        )
-    )
+    columns = zip(*(context[:-1] for context in contexts), strict=False)
+    shared = len(list(takewhile(lambda some: len(set(some)) == 1, columns)))
     fills = tuple(" ".join(context[shared:]) for context in contexts)
     rest = f"_ {row.text('continuation').strip()}"
     return Example(" ".join(contexts[0][:shared]), rest, row.whole("gold"), choices=fills)
@@ -217,24 +142,19 @@ def winograd(row: DataRow) -> Example:
 
 def hellaswag(row: DataRow) -> Example:
     """A scene and its possible endings: ctx, four endings, label (Zellers et al. 2019)."""
-    return Example(
-        row.text("ctx"),
-        label=row.whole("label"),
-        id=str(row.values.get("ind", "")),
-        choices=tuple(map(str, row["endings"])),
-    )
+    endings = tuple(map(str, row["endings"]))
+    named = str(row.values.get("ind", ""))
+    return Example(row.text("ctx"), label=row.whole("label"), id=named, choices=endings)
 
 
 def boolq(row: DataRow) -> Example:
     """A passage and a yes/no question; the label is true or false, or 1 or 0."""
     found = row.label("label", "answer")
-    known = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
-    row.require(
-        found is None or found.lower() in known,
-        "the answer must be true or false, not {found!r}",
-        found=found,
-    )
-    return Example(row.text("passage"), row.text("question"), found and known[found.lower()])
+    labels = {"true": "1", "false": "0", "1": "1", "0": "0", "yes": "1", "no": "0"}
+    label = found and labels.get(found.lower())
+    known = found is None or label
+    row.require(known, "the answer must be true or false, not {found!r}", found=found)
+    return Example(row.text("passage"), row.text("question"), label)
 
 
 def cbt_rows(path: Path) -> Iterator[DataRow]:
@@ -246,14 +166,10 @@ def cbt_rows(path: Path) -> Iterator[DataRow]:
             lines.append(text)
         elif mark == "21":
             question, *rest = (part.strip() for part in text.split("\t"))
-            story = " ".join(lines)
+            answer, options = (rest[0], rest[-1].split("|")) if rest else ("", [])
+            found = {"question": question, "answer": answer, "options": options}
+            yield DataRow({"story": " ".join(lines), **found}, f"{path}:{number}")
             lines = []
-            options = rest[-1].split("|") if rest else []
-            answer = rest[0] if rest else ""
-            yield DataRow(
-                {"story": story, "question": question, "answer": answer, "options": options},
-                f"{path}:{number}",
-            )
 
 
 def cbt(row: DataRow) -> Example:
@@ -267,42 +183,60 @@ def cbt(row: DataRow) -> Example:
 
 
 QUESTION_PROMPT = "Question: {text}\nAnswer:"
-PIQA = Task(
-    "piqa", "choice", any_rows, piqa, about="how is a goal reached?", prompt=QUESTION_PROMPT
-)
-ARC = Task("arc", "choice", any_rows, arc, about="school science questions", prompt=QUESTION_PROMPT)
-HELLASWAG = Task(
-    "hellaswag",
-    "choice",
-    any_rows,
-    hellaswag,
-    about="how does a scene continue?",
-    files=("*train*", "*val*"),
-)
-WINOGRAD = Task(
-    "winograd", "choice", any_rows, winograd, about="whom does a pronoun refer to?", gap="rest"
-)
-WINOGRANDE = Task(
-    "winogrande", "choice", any_rows, winograd, about="which of two words fits a gap?", gap="rest"
-)
-CBT = Task(
-    "cbt", "choice", cbt_rows, cbt, about="which word is missing in a children's book?", gap="fill"
-)
-BOOLQ = Task(
-    "boolq",
-    "classification",
-    any_rows,
-    boolq,
-    about="yes-or-no questions about a passage",
-    metrics=("accuracy",),
-    labels=("0", "1"),
-    prompt="{text}\nQuestion: {pair}?\nAnswer:",
-    answers=YES_NO,
-)
-QUERIES = Task(
-    "prompts", "choice", any_rows, query_example, about="any JSON lines with query, choices, gold"
-)
-
 TASKS = (
-    SWAG, RACE, COPA, STORY_CLOZE, PIQA, ARC, HELLASWAG, WINOGRAD, WINOGRANDE, CBT, BOOLQ, QUERIES,
-)  # fmt: skip
+    Task(
+        "swag",
+        "choice",
+        swag_rows,
+        swag,
+        "what happens next in a scene?",
+        files=("train*", "val*"),
+        prompt="{text} {pair}",
+    ),
+    Task(
+        "race",
+        "choice",
+        race_rows,
+        race,
+        "exam questions about an article",
+        prompt="{text}\nQuestion: {pair}\nAnswer:",
+    ),
+    Task(
+        "copa",
+        "choice",
+        any_rows,
+        copa,
+        "which of two is the cause or the effect?",
+        files=("train*", "val*"),
+    ),
+    Task(
+        "story-cloze",
+        "choice",
+        swag_rows,
+        story_cloze,
+        "which of two endings fits a story of four sentences? (Mostafazadeh et al. 2016)",
+        files=("*val*", "*test*"),  # its training stories have no wrong endings
+    ),
+    Task("piqa", "choice", any_rows, piqa, "how is a goal reached?", prompt=QUESTION_PROMPT),
+    Task("arc", "choice", any_rows, arc, "school science questions", prompt=QUESTION_PROMPT),
+    Task(
+        "hellaswag",
+        "choice",
+        any_rows,
+        hellaswag,
+        "how does a scene continue?",
+        files=("*train*", "*val*"),
+    ),
+    Task("winograd", "choice", any_rows, winograd, "whom does a pronoun refer to?", gap="rest"),
+    Task("winogrande", "choice", any_rows, winograd, "which of two words fits a gap?", gap="rest"),
+    Task("cbt", "choice", cbt_rows, cbt, "which word is missing in a children's book?", gap="fill"),
+    labelled(
+        "boolq",
+        any_rows,
+        boolq,
+        "yes-or-no questions about a passage",
+        "{text}\nQuestion: {pair}?\nAnswer:",
+        YES_NO,
+    ),
+    Task("prompts", "choice", any_rows, query_example, "any JSON lines with query, choices, gold"),
+)

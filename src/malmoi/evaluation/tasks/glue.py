@@ -3,18 +3,32 @@
 Korean ones: NSMC (film reviews), KorSTS (Ham et al. 2020), KLUE-NLI (Park et al. 2021).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from malmoi.evaluation.task import Task, columns
+from malmoi.evaluation.task import Example, Task, columns
 from malmoi.text.rows import BrokenRow, DataRow, any_rows, json_line_rows, table_rows
 
 SCITAIL_COLUMNS = ("premise", "hypothesis", "label")
-ENTAILMENT_LABELS = ("entailment", "not_entailment")
-NLI_LABELS = ("contradiction", "entailment", "neutral")
 YES_NO = {"0": "no", "1": "yes"}
+NEGATIVE_POSITIVE = {"0": "negative", "1": "positive"}
+
+
+def labelled(
+    name: str,
+    rows: Callable[[Path], Iterable[DataRow]],
+    example: Callable[[DataRow], Example],
+    about: str,
+    prompt: str,
+    answers: Mapping[str, str],
+    **others: Any,
+) -> Task:
+    """A classification by accuracy; its labels are those with an answer."""
+    given = {"metrics": ("accuracy",), "labels": tuple(answers), "answers": answers, **others}
+    return Task(name, "classification", rows, example, about, prompt=prompt, **given)
 
 
 cola_rows = partial(table_rows, header=("source", "label", "mark", "sentence"))
@@ -35,20 +49,20 @@ def scitail_rows(path: Path) -> Iterator[DataRow]:
             yield row
             continue
         label = {"entailment": "entails"}.get(row["gold_label"], row["gold_label"])
-        values = (row["sentence1"], row["sentence2"], label)
-        yield DataRow(dict(zip(SCITAIL_COLUMNS, values, strict=True)), row.place)
+        yield DataRow(
+            dict(zip(SCITAIL_COLUMNS, (row["sentence1"], row["sentence2"], label), strict=True)),
+            row.place,
+        )
 
 
-COLA = Task(
+COLA = labelled(
     "cola",
-    "classification",
     cola_rows,
     columns("sentence"),
-    about="is a sentence good English?",
+    "is a sentence good English?",
+    "Sentence: {text}\nIs this good English?",
+    YES_NO,
     metrics=("matthews", "accuracy"),
-    labels=("0", "1"),
-    prompt="Sentence: {text}\nIs this good English?",
-    answers=YES_NO,
 )
 COLA_LIKELIHOOD = Task(
     "cola-likelihood",
@@ -58,29 +72,24 @@ COLA_LIKELIHOOD = Task(
     about="is a sentence good English? By its likelihood alone (GPT-1 §5)",
     labels=("0", "1"),
 )
-SST2 = Task(
+SST2 = labelled(
     "sst2",
-    "classification",
     table_rows,
     columns("sentence"),
-    about="is a phrase of a film review positive or negative?",
-    metrics=("accuracy",),
-    labels=("0", "1"),
-    prompt="Review: {text}\nSentiment:",
-    answers={"0": "negative", "1": "positive"},
+    "is a phrase of a film review positive or negative?",
+    "Review: {text}\nSentiment:",
+    NEGATIVE_POSITIVE,
 )
-MRPC = Task(
+MRPC = labelled(
     "mrpc",
-    "classification",
     table_rows,
     columns("#1 String", "#2 String", "Quality"),
-    about="do two sentences mean the same?",
+    "do two sentences mean the same?",
+    "First: {text}\nSecond: {pair}\nDo they say the same?",
+    YES_NO,
     metrics=("f1", "accuracy"),
-    labels=("0", "1"),
     both_orders=True,
     files=("*train*", "*dev*"),
-    prompt="First: {text}\nSecond: {pair}\nDo they say the same?",
-    answers=YES_NO,
 )
 STSB = Task(
     "stsb",
@@ -101,17 +110,14 @@ QQP = replace(
     files=("train*", "dev*"),
     prompt="First: {text}\nSecond: {pair}\nDo they ask the same?",
 )
-MNLI = Task(
+MNLI = labelled(
     "mnli",
-    "classification",
     table_rows,
     columns("sentence1", "sentence2", "gold_label"),
-    about="does a premise entail a hypothesis, contradict it, or neither?",
-    metrics=("accuracy",),
-    labels=NLI_LABELS,
+    "does a premise entail a hypothesis, contradict it, or neither?",
+    "{text}\nQuestion: {pair} True, False, or Neither?\nAnswer:",
+    {"contradiction": "False", "entailment": "True", "neutral": "Neither"},
     files=("train*", "dev_matched*"),
-    prompt="{text}\nQuestion: {pair} True, False, or Neither?\nAnswer:",
-    answers={"contradiction": "False", "entailment": "True", "neutral": "Neither"},
 )
 MNLI_MM = replace(
     MNLI,
@@ -119,27 +125,21 @@ MNLI_MM = replace(
     about="MNLI, evaluated on genres not seen in training",
     files=("train*", "dev_mismatched*"),
 )
-QNLI = Task(
+QNLI = labelled(
     "qnli",
-    "classification",
     table_rows,
     columns("question", "sentence"),
-    about="does a sentence answer a question?",
-    metrics=("accuracy",),
-    labels=ENTAILMENT_LABELS,
-    prompt="{pair}\nQuestion: does this answer “{text}”?\nAnswer:",
-    answers={"entailment": "yes", "not_entailment": "no"},
+    "does a sentence answer a question?",
+    "{pair}\nQuestion: does this answer “{text}”?\nAnswer:",
+    {"entailment": "yes", "not_entailment": "no"},
 )
-RTE = Task(
+RTE = labelled(
     "rte",
-    "classification",
     table_rows,
     columns("sentence1", "sentence2"),
-    about="does one sentence follow from another?",
-    metrics=("accuracy",),
-    labels=ENTAILMENT_LABELS,
-    prompt="{text}\nQuestion: {pair} True or False?\nAnswer:",
-    answers={"entailment": "True", "not_entailment": "False"},
+    "does one sentence follow from another?",
+    "{text}\nQuestion: {pair} True or False?\nAnswer:",
+    {"entailment": "True", "not_entailment": "False"},
 )
 WNLI = replace(
     RTE,
@@ -196,17 +196,14 @@ IMDB = replace(
     answers={"neg": "negative", "pos": "positive"},
 )
 
-NSMC = Task(
+NSMC = labelled(
     "nsmc",
-    "classification",
     table_rows,
     columns("document", id="id"),
-    about="is a Korean film review positive or negative?",
-    metrics=("accuracy",),
-    labels=("0", "1"),
+    "is a Korean film review positive or negative?",
+    "리뷰: {text}\n감정:",
+    {"0": "부정", "1": "긍정"},
     files=("*train*", "*test*"),
-    prompt="리뷰: {text}\n감정:",
-    answers={"0": "부정", "1": "긍정"},
 )
 KORSTS = replace(
     STSB,
@@ -215,17 +212,14 @@ KORSTS = replace(
     files=("*train*", "*dev*"),
     prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
 )
-KLUE_NLI = Task(
+KLUE_NLI = labelled(
     "klue-nli",
-    "classification",
     any_rows,
     columns("premise", "hypothesis", "gold_label", id="guid"),
-    about="does a Korean premise entail a hypothesis, contradict it, or neither?",
-    metrics=("accuracy",),
-    labels=NLI_LABELS,
+    "does a Korean premise entail a hypothesis, contradict it, or neither?",
+    "{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
+    {"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
     files=("*train*", "*dev*"),
-    prompt="{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
-    answers={"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
 )
 
 TASKS = (

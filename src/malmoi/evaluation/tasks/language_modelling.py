@@ -16,7 +16,7 @@ from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
 from malmoi.text.documents import read_documents
 from malmoi.text.lines import refuse_bad_lines, uncompressed_name, whole_text
-from malmoi.text.rows import BadRow, DataRow, any_rows, has_rows, text_lines
+from malmoi.text.rows import DataRow, any_rows, has_rows, text_lines
 
 TITLE = re.compile(r"= [^=].*[^=] =")  # title of a WikiText article; section titles have more signs
 
@@ -67,9 +67,12 @@ def whole_file(path: Path) -> Iterator[DataRow]:
     yield DataRow({"text": text if ends else f"{text}\n"}, f"{path}:1")
 
 
-def detokenized(clean: Callable[[str], str]) -> Callable[[DataRow], Example]:
+Rules = tuple[tuple[str, str], ...]
+
+
+def detokenized(rules: Rules) -> Callable[[DataRow], Example]:
     """Makes examples of the detokenized text, with the original as `pair` for its word count."""
-    return lambda row: Example(clean(row.text("text")), row.text("text"))
+    return lambda row: Example(rewritten(rules, row.text("text")), row.text("text"))
 
 
 # GPT-2 §3.1 reverses the data sets' tokenization by rules it does not publish. WikiText's here are
@@ -106,7 +109,7 @@ PTB_RULES = (
 )
 
 
-def rewritten(rules: tuple[tuple[str, str], ...], text: str) -> str:
+def rewritten(rules: Rules, text: str) -> str:
     """Reverses tokenization as far as rules can."""
     for found, put in rules:
         text = re.sub(found, put, text)
@@ -121,47 +124,6 @@ def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) 
     text = row.text(next((name for name in sources if name in row.values), sources[0]))
     right = row.label(*targets)
     return Example(text.strip(), label=None if right is None else (right,))
-
-
-LAMBADA = Task("lambada", "cloze", lambada_rows, lambada, about="the last word of a passage")
-WIKITEXT = Task(
-    "wikitext",
-    "text",
-    articles,
-    detokenized(partial(rewritten, WIKITEXT_RULES)),
-    about="how likely is Wikipedia, word by word?",
-)
-PTB = Task(
-    "ptb",
-    "text",
-    whole_file,
-    detokenized(partial(rewritten, PTB_RULES)),
-    about="how likely is the Wall Street Journal of 1989?",
-)
-PLAIN_TEXT = Task(
-    "plain-text", "text", whole_file, detokenized(str), "how likely is any text, word by word?"
-)
-TRANSLATION = Task(
-    "translation",
-    "writing",
-    any_rows,
-    partial(text_pair, ("source", "text"), ("target", "label")),
-    about="translate a sentence into another language",
-    metrics=("bleu",),
-    prompt="{text} =",  # GPT-2 §3.7
-    separator="\n",
-    max_answer_tokens=64,
-)
-SUMMARY = Task(
-    "summary",
-    "writing",
-    any_rows,
-    partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
-    about="summarize a text in a few sentences",
-    metrics=("rouge_l",),
-    prompt="{text}\nTL;DR:",  # GPT-2 §3.6
-    max_answer_tokens=100,
-)
 
 
 # ------------------------------------------------------------------ minimal pairs
@@ -179,96 +141,72 @@ def blimp(row: DataRow) -> Example:
 def kontrast(row: DataRow) -> Example:
     """Sentences A and B, and which of them speakers accept."""
     right = row.label("gold_label")
-    if right not in ("A", "B"):
-        raise BadRow(row.place, "gold_label is A or B, not {right!r}", right=right)
+    row.require(right in ("A", "B"), "gold_label is A or B, not {right!r}", right=right)
     choices = (row.text("sentence_A"), row.text("sentence_B"))
-    label = "AB".index(right)
+    label = ("A", "B").index(str(right))
     return Example(choices[label], label=label, choices=choices)
 
 
-BLIMP = Task(
-    "blimp",
-    "pairs",
-    any_rows,
-    blimp,
-    about="which of two sentences is English? 67 paradigms of grammar",
-)
-KONTRAST = Task(
-    "kontrast", "pairs", any_rows, kontrast, "which of two sentences is natural Korean?"
-)
+GRAMMAR = "which of two sentences is English? 67 paradigms of grammar"
+BLIMP = Task("blimp", "pairs", any_rows, blimp, GRAMMAR)
+KOREAN = "which of two sentences is natural Korean?"
+KONTRAST = Task("kontrast", "pairs", any_rows, kontrast, KOREAN)
 
 # ------------------------------------------------------------------ arithmetic, drawn from a seed
 
 EXAMPLES_PER_TASK = 2000  # per task (GPT-3 §3.9.1)
-OPERATOR_WORDS = {"+": "plus", "-": "minus", "*": "times"}
-OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-}
+WORDS = {"+": "plus", "-": "minus", "*": "times"}
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+Draw = Callable[[Random], tuple[str, int]]  # an expression and its value
 
 
-def two_numbers(digits: int, sign: str) -> Callable[[Random], Iterator[DataRow]]:
-    """Draws uniformly from [0, 10^digits): "What is 48 plus 76?"; differences may be negative."""
-
-    def made(rng: Random) -> Iterator[DataRow]:
-        for number in range(1, EXAMPLES_PER_TASK + 1):
-            a = rng.randrange(10**digits)
-            b = rng.randrange(10**digits)
-            yield _arithmetic_row(
-                f"What is {a} {OPERATOR_WORDS[sign]} {b}?", OPERATORS[sign](a, b), number
-            )
-
-    return made
+def two_numbers(digits: int, sign: str, rng: Random) -> tuple[str, int]:
+    """Draws uniformly from [0, 10^digits): 48 plus 76; differences may be negative."""
+    a = rng.randrange(10**digits)
+    b = rng.randrange(10**digits)
+    return f"{a} {WORDS[sign]} {b}", OPERATORS[sign](a, b)
 
 
-def three_digits(rng: Random) -> Iterator[DataRow]:
-    """Three one-digit numbers, the last two in parentheses: "What is 6+(4*8)?"."""
+def three_digits(rng: Random) -> tuple[str, int]:
+    """Three one-digit numbers, the last two in parentheses: 6+(4*8)."""
+    a, b, c = (rng.randrange(10) for _ in range(3))
+    first = rng.choice("+-*")
+    second = rng.choice("+-*")
+    return f"{a}{first}({b}{second}{c})", OPERATORS[first](a, OPERATORS[second](b, c))
+
+
+def drawn_rows(draw: Draw, rng: Random) -> Iterator[DataRow]:
+    """What is 48 plus 76?"""
     for number in range(1, EXAMPLES_PER_TASK + 1):
-        a, b, c = (rng.randrange(10) for _ in range(3))
-        first = rng.choice("+-*")
-        second = rng.choice("+-*")
-        yield _arithmetic_row(
-            f"What is {a}{first}({b}{second}{c})?",
-            OPERATORS[first](a, OPERATORS[second](b, c)),
-            number,
-        )
+        asked, answer = draw(rng)
+        yield DataRow({"question": f"What is {asked}?", "answer": str(answer)}, f"drawn:{number}")
 
 
-def _arithmetic_row(question: str, answer: int, number: int) -> DataRow:
-    return DataRow({"question": question, "answer": str(answer)}, f"drawn:{number}")
-
-
-def arithmetic_example(row: DataRow) -> Example:
-    answer = row.label("answer")
-    return Example(row.text("question"), label=None if answer is None else (answer,))
-
-
-def _arithmetic_task(name: str, about: str, made: Callable[[Random], Iterator[DataRow]]) -> Task:
+def _arithmetic_task(name: str, about: str, draw: Draw) -> Task:
     return Task(
         name,
         "writing",
         any_rows,
-        arithmetic_example,
+        partial(text_pair, ("question",), ("answer",)),
         about,
         prompt="Q: {text}\nA:",
         metrics=("match",),
         max_answer_tokens=10,
-        generated=made,
+        generated=partial(drawn_rows, draw),
+    )
+
+
+def _two_numbers_task(digits: int, sign: str) -> Task:
+    return _arithmetic_task(
+        f"{digits}d{sign.replace('*', 'x')}",
+        msg("{words}, numbers of up to {n} digits", words=WORDS[sign], n=digits),
+        partial(two_numbers, digits, sign),
     )
 
 
 ARITHMETIC = (
-    *(
-        _arithmetic_task(
-            f"{n}d{sign}",
-            msg("{words}, numbers of up to {n} digits", words=OPERATOR_WORDS[sign], n=n),
-            two_numbers(n, sign),
-        )
-        for n in (2, 3, 4, 5)
-        for sign in "+-"
-    ),
-    _arithmetic_task("2dx", "times, numbers of up to 2 digits", two_numbers(2, "*")),
+    *(_two_numbers_task(digits, sign) for digits in (2, 3, 4, 5) for sign in "+-"),
+    _two_numbers_task(2, "*"),
     _arithmetic_task("1dc", "two operators, three numbers of 1 digit", three_digits),
 )
 
@@ -297,23 +235,14 @@ def random_insertion(word: str, rng: Random) -> str:
     return word[0] + "".join(rng.choice(".!/ ") + letter for letter in word[1:])
 
 
-def reversed_word(word: str, rng: Random) -> str:
-    """stcejbo → objects."""
-    return word[::-1]
-
-
 @cache
 def frequent_words(source: str) -> tuple[str, ...]:
     """The most frequent words of a text, lowercased, most frequent first."""
-    counts = Counter(
-        word
-        for document in read_documents([source])
-        for word in WORD_PATTERN.findall(document.text.lower())
-    )
+    counts: Counter[str] = Counter()
+    for document in read_documents([source]):
+        counts.update(WORD_PATTERN.findall(document.text.lower()))
     ensure(counts, "There are no words of 5 to 14 letters in {source}.", source=source)
-    return tuple(
-        word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_WORDS]
-    )
+    return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS])
 
 
 Mix = Callable[[str, Random], str]
@@ -353,10 +282,49 @@ SCRAMBLED = (
     _scramble_task("anagram-1", "criroptuon = corruption", partial(anagram, kept=1)),
     _scramble_task("anagram-2", "opoepnnt = opponent", partial(anagram, kept=2)),
     _scramble_task("random-insertion", "s.u!c/c!e.s s i/o/n = succession", random_insertion),
-    _scramble_task("reversed-words", "stcejbo = objects", reversed_word),
+    _scramble_task("reversed-words", "stcejbo = objects", lambda word, rng: word[::-1]),
 )
 
 TASKS = (
-    LAMBADA, WIKITEXT, PTB, PLAIN_TEXT, TRANSLATION, SUMMARY, BLIMP, KONTRAST, *ARITHMETIC,
+    Task("lambada", "cloze", lambada_rows, lambada, "the last word of a passage"),
+    Task(
+        "wikitext",
+        "text",
+        articles,
+        detokenized(WIKITEXT_RULES),
+        "how likely is Wikipedia, word by word?",
+    ),
+    Task(
+        "ptb",
+        "text",
+        whole_file,
+        detokenized(PTB_RULES),
+        "how likely is the Wall Street Journal of 1989?",
+    ),
+    Task("plain-text", "text", whole_file, detokenized(()), "how likely is a text, word by word?"),
+    Task(
+        "translation",
+        "writing",
+        any_rows,
+        partial(text_pair, ("source", "text"), ("target", "label")),
+        "translate a sentence into another language",
+        metrics=("bleu",),
+        prompt="{text} =",  # GPT-2 §3.7
+        separator="\n",
+        max_answer_tokens=64,
+    ),
+    Task(
+        "summary",
+        "writing",
+        any_rows,
+        partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
+        "summarize a text in a few sentences",
+        metrics=("rouge_l",),
+        prompt="{text}\nTL;DR:",  # GPT-2 §3.6
+        max_answer_tokens=100,
+    ),
+    BLIMP,
+    KONTRAST,
+    *ARITHMETIC,
     *SCRAMBLED,
-)  # fmt: skip
+)

@@ -37,11 +37,9 @@ def squad_questions(path: Path) -> Iterator[DataRow]:
 
 
 def squad_example(row: DataRow) -> Example:
-    impossible = bool(row.values.get("is_impossible", False))
-    golds = None
-    if impossible or "answers" in row.values:
-        given = [] if impossible else row["answers"]
-        golds = tuple(dict.fromkeys(_gold(one, row.place) for one in given))
+    given = [] if row.values.get("is_impossible") else row.values.get("answers")
+    found = dict.fromkeys(_gold(one, row.place) for one in given or ())
+    golds = None if given is None else tuple(found)
     return Example(row.text("question"), row.text("context"), golds, id=str(row["id"]))
 
 
@@ -49,11 +47,8 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
     try:
         return str(answer["text"]), int(answer["answer_start"])
     except (KeyError, TypeError, ValueError):
-        raise BadRow(
-            place,
-            "an answer must have a text and an answer_start, not {answer!r:.60}",
-            answer=answer,
-        ) from None
+        why = "an answer must have a text and an answer_start, not {answer!r:.60}"
+        raise BadRow(place, why, answer=answer) from None
 
 
 SQUAD = Task(
@@ -88,11 +83,7 @@ DOCUMENT_MARK = "-DOCSTART-"
 
 
 def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
-    """Reads sentences separated by blank lines, one word per line; the last column is its tag.
-
-    `word` is the column of the word. Lines that begin a document and comments (klp2016's ; and $)
-    are skipped.
-    """
+    """Sentences between blank lines, a word a line: its column, and the last for its tag."""
     wide = 0  # the number of columns, set by the first valid line
     for ends, lines in groupby(text_lines(path), key=lambda numbered: _ends(numbered[1])):
         pairs: list[tuple[str, str]] = []
