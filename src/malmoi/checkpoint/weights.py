@@ -17,6 +17,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, first_line, is_out_of_memory
+from malmoi.messages import msg
 from malmoi.system.files import replace_file, write_json
 from malmoi.system.limits import format_size, shown
 from malmoi.system.machine import free_memory
@@ -76,13 +77,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return read_file(folder / name)
         if (folder / index).is_file():
             return _read_shards(folder / index)
-    raise MalmoiError(
-        "{folder} holds no weights: expected {file}, {index} or {torch_file}.",
-        folder=folder,
-        file=WEIGHTS_FILE,
-        index=WEIGHTS_INDEX,
-        torch_file=TORCH_FILE,
-    )
+    names = ", ".join((WEIGHTS_FILE, WEIGHTS_INDEX, TORCH_FILE))
+    raise MalmoiError("{folder} holds no weights, none of {names}.", folder=folder, names=names)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -90,12 +86,8 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
     if missing := [name for name in names if name not in present]:
-        raise MalmoiError(
-            "{index} names {missing}, which is not in the folder: the download or copy is "
-            "incomplete.",
-            index=index,
-            missing=shown(missing[0]),
-        )
+        sentence = "{index} names {missing}, which is not in the folder: copy it again."
+        raise MalmoiError(sentence, index=index, missing=shown(missing[0]))
     tensors: dict[str, Tensor] = {}
     for name in names:
         for key, tensor in read_file(index.parent / name).items():
@@ -109,8 +101,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     lost = next((key for key in places if key not in tensors), None)
     ensure(
         lost is None,
-        "{index} names the tensor {lost}, which is in none of its files: the download or "
-        "copy is incomplete.",
+        "{index} names the tensor {lost}, which is in none of its files: copy it again.",
         index=index,
         lost=shown(lost),
     )
@@ -124,29 +115,20 @@ def read_file(path: Path) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(found, dict) or not all(
-            isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
-        ):
-            raise MalmoiError(
-                "{path} holds something other than named tensors; it is not a weights file.",
-                path=path,
-            )
-        return dict(found)
-    except MalmoiError:
-        raise
-    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
-        raise MalmoiError(
-            "{path} is truncated or damaged: {reason}. Copy or download it again.",
-            path=path,
-            reason=first_line(error)[:200].rstrip("."),
-        ) from error
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
-        raise MalmoiError(
-            "{path} is not a plain file of tensors and is not opened: {reason}.",
-            path=path,
-            reason=first_line(error)[:200].rstrip("."),
-        ) from error
+        values = {"path": path, "reason": first_line(error)[:200].rstrip(".")}
+        sentence = (
+            msg("{path} is truncated or damaged: {reason}. Copy or download it again.", **values)
+            if isinstance(error, SafetensorError | RuntimeError | ValueError | OSError | EOFError)
+            else msg("{path} is not a plain file of tensors and is not opened: {reason}.", **values)
+        )
+        raise MalmoiError(sentence) from error
+    named = isinstance(found, dict) and all(
+        isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in found.items()
+    )
+    ensure(named, "{path} holds no named tensors: it is not a weights file.", path=path)
+    return dict(found)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -159,11 +141,8 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
     """Writes one safetensors file, or shards of `shard_bytes` at most and an index, atomically."""
     shards = list(_shards(tensors, shard_bytes))
     count = len(shards)
-    names = (
-        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-        if count > 1
-        else [WEIGHTS_FILE]
-    )
+    several = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    names = several if count > 1 else [WEIGHTS_FILE]
     for name, shard in zip(names, shards, strict=True):
         write_tensors(folder / name, shard, {"format": "pt"})
     keep = {folder / name for name in names}
@@ -202,8 +181,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     ensure(
         config.distinct <= len(weights) + FEW_LAYERS,
-        "{where} says that the model has {distinct:,} layers, but the weights have only "
-        "{weights:,} tensors; they belong to different models, or are damaged.",
+        "{where} has {distinct:,} layers, but the weights have only {weights:,} tensors.",
         where=where,
         distinct=config.distinct,
         weights=len(weights),
@@ -212,8 +190,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     stored = sum(weight.shape.numel() for weight in weights.values())
     ensure(
         needed <= stored + FEW_NUMBERS,
-        "{where} describes a model of at least {needed:,} numbers, but the weights hold "
-        "{stored:,}; they belong to different models, or are damaged.",
+        "{where} needs at least {needed:,} numbers, but the weights hold only {stored:,}.",
         where=where,
         needed=needed,
         stored=stored,
@@ -242,8 +219,7 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     ensure(
         needed <= free,
-        "The model in {where} needs {needed} of memory, but {free} is free: close other "
-        "programs, or use a smaller model or one with fewer bits.",
+        "The model in {where} needs {needed} of memory, but {free} is free: use a smaller one.",
         where=where,
         needed=format_size(needed),
         free=format_size(free),
@@ -265,9 +241,5 @@ def memory_explained(where: Path) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise MalmoiError(
-            "The model in {where} does not fit into memory, of which {memory} is free: close "
-            "other programs, or use a smaller model or one with fewer bits.",
-            where=where,
-            memory=format_size(free_memory()),
-        ) from error
+        sentence = "The model in {where} does not fit into {memory} of memory: use a smaller one."
+        raise MalmoiError(sentence, where=where, memory=format_size(free_memory())) from error
