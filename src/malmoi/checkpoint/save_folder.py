@@ -1,6 +1,5 @@
 """Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -45,8 +44,7 @@ def write_checkpoint(
     )
     require_that(
         not network.config.both_ways or "mlm" not in network.heads,
-        "This is one reading of a model that reads both ways: save the model itself, whose "
-        "folder has both.",
+        "This is one reading of a model that reads both ways: save the model itself.",
     )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
@@ -56,11 +54,10 @@ def write_checkpoint(
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
     if packing is None:
-        plain = {name: dense(weight) for name, weight in weights.items()}
-        tensors = {
-            n: t.to(dtype=checkpoint.dtype) if t.is_floating_point() else t
-            for n, t in plain.items()
-        }
+        tensors = {name: dense(weight) for name, weight in weights.items()}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensors[name] = tensor.to(dtype=checkpoint.dtype)
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
@@ -205,13 +202,12 @@ ENGLISH_TEXT = "about the history and culture"
 
 def _is_korean(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer splits Korean into fewer tokens per character than English."""
-    unknown = tokenizer.specials.unk
-
-    def tokens_per_character(text: str) -> float:
-        tokens = tokenizer.encode(text, specials=False).tokens
-        return math.inf if unknown is not None and unknown in tokens else len(tokens) / len(text)
-
-    return tokens_per_character(KOREAN_TEXT) < tokens_per_character(ENGLISH_TEXT)
+    texts = (KOREAN_TEXT, ENGLISH_TEXT)
+    korean, english = (tokenizer.encode(text, specials=False).tokens for text in texts)
+    if tokenizer.specials.unk in korean:
+        return False
+    shorter = len(korean) / len(KOREAN_TEXT) < len(english) / len(ENGLISH_TEXT)
+    return shorter or tokenizer.specials.unk in english
 
 
 def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) -> str:
@@ -225,11 +221,8 @@ def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) 
     shown = [usage for name, usage in usages.items() if name in known and usage]
     uses = (shown if both else shown[:1]) or ['embed(["a text"])']
     use = "\n".join(f'malmoi.load(".").{one}' for one in uses).replace("{mask}", mask)
-    elsewhere = (
-        "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."
-        if model_type == "malmoi"
-        else f"A `{model_type}` model: `transformers` opens this folder too."
-    )
+    own = "A model of Malmoi's own type: after `import malmoi`,"
+    kind = own if model_type == OWN_MODEL_TYPE else f"A `{model_type}` model:"
     tag = next((tag for head, tag in PIPELINES.items() if head in network.heads), "")
     about = "language: ko\n" if korean else ""
     about += f"pipeline_tag: {tag}\n" if tag else ""
@@ -239,7 +232,7 @@ library_name: malmoi
 ---
 # A {model_type} model of {count_parameters(network):,} parameters
 
-{elsewhere}
+{kind} `transformers` opens this folder too.
 {BOTH_READINGS if both else ""}
 | depth | width | heads | context | vocabulary | attention |
 |---|---|---|---|---|---|
