@@ -314,11 +314,12 @@ def _read_own(
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
+    size = 0 if checkpoint.tokenizer is None else checkpoint.tokenizer.vocab_size
     ensure(
-        checkpoint.tokenizer is None
-        or checkpoint.tokenizer.vocab_size <= checkpoint.network.config.vocab,
-        "{folder}: the tokenizer has more tokens than the model; they do not belong together.",
+        size <= checkpoint.network.config.vocab,
+        "{folder}: the tokenizer has {size} tokens, more than the model; they do not fit together.",
         folder=folder,
+        size=size,
     )
 
 

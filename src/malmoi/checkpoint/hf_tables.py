@@ -486,7 +486,7 @@ def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     )
     ensure(
         attention == mlp,
-        "config.json says attention_bias = {attention} and mlp_bias = {mlp}; they must be equal.",
+        "attention_bias = {attention}, mlp_bias = {mlp}: give a bias in both or in neither.",
         attention=attention,
         mlp=mlp,
     )
@@ -579,7 +579,7 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
     patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
     ensure(
         len(kinds) == depth and patterns.keys() >= set(kinds),
-        "config.json says layer_types = {kinds}; for {depth} layers each must be {known}.",
+        "config.json says layer_types = {kinds}; give {known} for each of the {depth} layers.",
         kinds=shown(kinds),
         depth=depth,
         known=" or ".join(patterns),

@@ -216,7 +216,7 @@ def read_quantized(
     for name in tensors:
         ensure(
             not name.endswith((".weight_zero_point", ".weight_g_idx")),
-            "{folder} has {name}; Malmoi reads no zero points and no reordered weights.",
+            "{folder} has {name}; Malmoi reads packed weights without zero points or reordering.",
             folder=folder,
             name=name,
         )
@@ -265,12 +265,12 @@ def bits_of(settings: Any, folder: Path) -> int:
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     names = [prefix + part for part in PART_SUFFIXES]
     if missing := [name for name in names if name not in tensors]:
-        sentence = "{folder}: {missing} of a packed weight is missing."
+        sentence = "{folder}: {missing} is missing from a packed weight."
         raise MalmoiError(sentence, folder=folder, missing=missing[0])
     words, scale, shape = (tensors[name] for name in names)
     ensure(
         _fits(words, scale, shape, bits),
-        "{folder} is damaged: the numbers, scales and shape of {prefix} do not fit together.",
+        "{folder}: parts of the weight {prefix} do not fit together; the folder is damaged.",
         folder=folder,
         prefix=prefix,
     )

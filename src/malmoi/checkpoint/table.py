@@ -67,7 +67,7 @@ class Field(NamedTuple):
     def read(self, value: Any) -> Any:
         ensure(
             not self.names or (isinstance(value, str) and value in self.names),
-            "config.json says {theirs} = {value}; Malmoi supports {names}.",
+            "config.json says {theirs} = {value}, which is not supported; it supports {names}.",
             theirs=self.theirs,
             value=shown(value),
             names=", ".join(self.names),

@@ -150,7 +150,7 @@ def _unused_heads(
             known = known and torch.allclose(stored, computed, rtol=0, atol=1e-3)
         ensure(
             known,
-            "{folder} holds {name}, which no such {model_type} has; save it with transformers.",
+            "{folder} holds {name}, which a {model_type} with this config.json does not have.",
             folder=folder,
             name=name,
             model_type=table.model_type,

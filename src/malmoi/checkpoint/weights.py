@@ -181,7 +181,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     ensure(
         config.distinct <= len(weights) + FEW_LAYERS,
-        "{where} has {distinct:,} layers, but the weights have only {weights:,} tensors.",
+        "{where} says that the model has {distinct:,} layers, but there are {weights:,} tensors.",
         where=where,
         distinct=config.distinct,
         weights=len(weights),
@@ -190,7 +190,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     stored = sum(weight.shape.numel() for weight in weights.values())
     ensure(
         needed <= stored + FEW_NUMBERS,
-        "{where} needs at least {needed:,} numbers, but the weights hold only {stored:,}.",
+        "{where} describes a model of at least {needed:,} numbers, but there are {stored:,}.",
         where=where,
         needed=needed,
         stored=stored,

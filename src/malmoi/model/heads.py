@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model.transformer import ACTIVATIONS, Embedding, Transformer, make_norm
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
@@ -87,9 +87,7 @@ class Pooler(nn.Module):
         dense = c.pooler != "none"
         bias = not c.head_transform
         self.dense = nn.Linear(c.width, c.width, bias=bias) if dense else nn.Identity()
-        self.activate: Callable[[Tensor], Tensor] = (
-            ACTIVATIONS[c.pooler] if dense else nn.Identity()
-        )
+        self.activate: Callable[[Tensor], Tensor] = ACTIVATIONS.get(c.pooler, nn.Identity())
         self.norm = make_norm(c) if c.head_transform else nn.Identity()
 
     def forward(
@@ -98,12 +96,11 @@ class Pooler(nn.Module):
         return cast(Tensor, self.norm(self.activate(self.dense(self.pick(hidden, keep, firsts)))))
 
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
-        if self.pool == "mean":
-            if firsts is not None:
-                raise UsageError("Mean pooling needs one text per row: set data.packed=false.")
-        elif firsts is not None:  # packed rows: flat indices of the tokens to pool
-            return hidden.flatten(0, 1)[firsts]
-        return pool_tokens(self.pool, hidden, keep)
+        if firsts is None:
+            return pool_tokens(self.pool, hidden, keep)
+        sentence = "Mean pooling needs one text per row: set data.packed=false."
+        require_that(self.pool != "mean", sentence)
+        return hidden.flatten(0, 1)[firsts]  # packed rows: flat indices of the tokens to pool
 
 
 def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
@@ -113,9 +110,8 @@ def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
     first = pool == "first"
     if keep is None:
         return hidden[:, 0 if first else -1]
-    rows = torch.arange(len(hidden), device=hidden.device)
     at = keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1)
-    return hidden[rows, at]
+    return hidden[torch.arange(len(hidden), device=hidden.device), at]
 
 
 def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:

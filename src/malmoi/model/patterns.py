@@ -151,9 +151,7 @@ def document(at: Layout) -> Predicate:
     query = at.query_documents
     key = at.key_documents
     if query is None or key is None:
-        raise UsageError(
-            "The pattern 'document' needs a batch that says which document each token belongs to."
-        )
+        raise UsageError("The pattern 'document' needs a batch with the document of each token.")
     return lambda b, h, q, k: query[b, q] == key[b, k]
 
 
@@ -242,13 +240,9 @@ class Pattern:
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_parse(text, partial(_named, layout)) for text in self.text.split(";")]
-        require_that(
-            len(groups) <= self.heads,
-            "The pattern {text!r} has {groups} head groups for {heads} heads.",
-            text=self.text,
-            groups=len(groups),
-            heads=self.heads,
-        )
+        n = len(groups)
+        sentence = "The pattern {text!r} has {n} head groups for {heads} heads."
+        require_that(n <= self.heads, sentence, text=self.text, n=n, heads=self.heads)
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
 
@@ -261,10 +255,7 @@ def parse_pattern(text: str, heads: int = 1) -> Pattern:
 def _may_see_later(text: str) -> bool:
     """Whether anything but `causal` decides about later keys: any other name may allow them."""
 
-    def allows(token: str) -> Predicate:
-        return lambda b, h, q, k: token != "causal"
-
-    return bool(_parse(text, allows)(0, 0, 0, 0))
+    return bool(_parse(text, lambda token: lambda b, h, q, k: token != "causal")(0, 0, 0, 0))
 
 
 def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
@@ -282,9 +273,7 @@ def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
         return join(ast.parse(NAME.sub("x", text).strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration):
         raise UsageError(
-            "The attention pattern {text!r} is invalid: names such as 'causal' are joined by & "
-            "and |, and grouped by parentheses.",
-            text=text,
+            "The attention pattern {text!r} is not made of names, &, | and parentheses.", text=text
         ) from None
 
 

@@ -139,8 +139,7 @@ def rotary_table(config: ModelConfig) -> Tensor:
     torch.sin(angle, out=table[1])
     require_that(
         all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()),
-        "Rotary positions with the base {base:g} and the scaling {scaling!r} are not "
-        "finite numbers.",
+        "Rotary positions with the base {base:g} and {scaling!r} are no finite numbers.",
         base=config.rotary_base,
         scaling=config.rotary_scaling,
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import KVCache
@@ -106,9 +106,8 @@ class EncoderDecoder(Transformer):
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__(c)
-        self.encoder = Transformer(
-            replace(c, depth=c.encoder_depth, encoder_depth=0, attention=("full",))
-        )
+        encoder = replace(c, depth=c.encoder_depth, encoder_depth=0, attention=("full",))
+        self.encoder = Transformer(encoder)
         self.encoder.embed = nn.Identity()  # type: ignore[assignment]
 
     def encode(
@@ -178,15 +177,13 @@ class FeaturePrefix(Transformer):
             if cache is None or not cache.used:
                 raise UsageError("This model needs features: pass them with the text.")
             return super().forward(tokens, keep=keep, cache=cache, activations=activations)
-        shape = (self.config.feature_count, self.config.feature_width)
-        if features.dim() != 3 or tuple(features.shape[1:]) != shape:
-            raise UsageError(
-                "These features have the shape {shape}; this model reads {first} vectors of "
-                "{shape2} numbers for each text.",
-                shape=list(features.shape),
-                first=shape[0],
-                shape2=shape[1],
-            )
+        read = [self.config.feature_count, self.config.feature_width]
+        require_that(
+            [*features.shape[1:]] == read,
+            "These features have the shape {shape}; this model reads {read} for each text.",
+            shape=[*features.shape],
+            read=read,
+        )
         self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
         vectors = self.project(features.to(self.project.weight.dtype))
         return self._after_vectors(vectors, tokens, None, keep, cache, activations)
@@ -242,10 +239,8 @@ class BiLSTM(nn.Module):
 
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        if width < 2 or width % 2:
-            raise UsageError(
-                "A BiLSTM's width must be even (half per direction), not {width}.", width=width
-            )
+        sentence = "A BiLSTM's width must be even (half per direction), not {width}."
+        require_that(width >= 2 and width % 2 == 0, sentence, width=width)
         self.lstm = nn.LSTM(
             inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )
