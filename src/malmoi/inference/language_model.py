@@ -81,10 +81,8 @@ class LanguageModel(LoadedModel):
         """Yields the text of `generate` in chunks as it is generated; whole characters only."""
         self._require_head("lm", "generate")
         config = self._generation_config(**options)
-        require_that(
-            isinstance(prompt, str) and config.n == 1,
-            "Only one continuation of one prompt can be streamed; use generate for several.",
-        )
+        alone = isinstance(prompt, str) and config.n == 1
+        require_that(alone, "Only one continuation can be streamed; use generate for several.")
         prompts = self._prompts([prompt], parse_special=parse_special)
         return (text for _, text in self.generator.stream(prompts, config))
 
@@ -103,10 +101,7 @@ class LanguageModel(LoadedModel):
         self._require_head("lm", "chat")
         prompt = encode_conversation(self.tokenizer, messages)
         config = self._generation_config(**prompt.settings(dict(options)))
-        require_that(
-            config.n == 1,
-            "A chat has one reply at a time; use another seed to get a different one.",
-        )
+        require_that(config.n == 1, "A chat has one reply at a time; use another seed for another.")
         return (text for _, text in self.generator.stream([prompt.tokens], config))
 
     @overload

@@ -80,10 +80,8 @@ class Model(LanguageModel, Interpretation):
 
     def __repr__(self) -> str:
         c = self.config
-        return (
-            f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: "
-            f"{', '.join(self.abilities)})"
-        )
+        can = ", ".join(self.abilities)
+        return f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: {can})"
 
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
@@ -165,22 +163,17 @@ class Model(LanguageModel, Interpretation):
         """The parts of this model that translation needs."""
         from malmoi.inference.translation import Translator, banned_tokens
 
-        require_that(
-            self.config.encoder_depth, "This model cannot translate: it is not an encoder-decoder."
-        )
+        vocab = self.config.vocab
+        sentence = "This model cannot translate: it is not an encoder-decoder."
+        require_that(self.config.encoder_depth, sentence)
         ends = sorted(self._ends)
         require_that(ends, "This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation_setting("decoder_start_token_id")
         start = ends[0] if start is None else start
-        require_that(
-            start < self.config.vocab,
-            "This model's decoder_start_token_id is {start}, and its vocabulary has "
-            "{vocab} tokens.",
-            start=start,
-            vocab=self.config.vocab,
-        )
+        sentence = "This model's decoder_start_token_id is {start}, and it has {vocab} tokens."
+        require_that(start < vocab, sentence, start=start, vocab=vocab)
         words = self.checkpoint.generation_setting("bad_words_ids") or []
-        banned = banned_tokens(words, self.config.vocab)
+        banned = banned_tokens(words, vocab)
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
     @torch.inference_mode()
@@ -190,17 +183,12 @@ class Model(LanguageModel, Interpretation):
         For a model that was trained on features with texts (the recipe caption-small).
         """
         c = self.config
-        require_that(
-            c.feature_count, "This model cannot describe features: it was not trained on any."
-        )
+        sentence = "This model cannot describe features: it was not trained on any."
+        require_that(c.feature_count, sentence)
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
-        require_that(
-            limit >= 1,
-            "max_new_tokens={limit}: after the features there is room for {room}.",
-            limit=limit,
-            room=room,
-        )
+        sentence = "max_new_tokens={limit}: after the features there is room for {room}."
+        require_that(limit >= 1, sentence, limit=limit, room=room)
         network = self.network
         end = min(self._ends)
         given = torch.tensor(np.array(features, np.float32), device=network.device)
@@ -234,12 +222,8 @@ class Model(LanguageModel, Interpretation):
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
         found = self.fill_masks(text, top)
-        require_that(
-            len(found) <= 1,
-            "The text has {found} masks, but fill takes one: use fill_masks, which "
-            "returns a list for each.",
-            found=len(found),
-        )
+        sentence = "The text has {found} masks, but fill takes one: use fill_masks."
+        require_that(len(found) <= 1, sentence, found=len(found))
         return found[0]
 
     def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":
@@ -331,12 +315,9 @@ class Model(LanguageModel, Interpretation):
 
     def _in_language(self, encoding: Encoding, language: int) -> Encoding:
         """A text as one of another language: a segment of a model that was trained on pairs."""
-        require_that(
-            0 <= language < max(1, self.config.segments),
-            "This model has no language {language}: it has {segments} segments.",
-            language=language,
-            segments=self.config.segments,
-        )
+        known = self.config.segments
+        sentence = "This model has no language {language}: it has {known} segments."
+        require_that(0 <= language < max(1, known), sentence, language=language, known=known)
         return replace(encoding, segments=[language] * len(encoding.tokens))
 
     @torch.inference_mode()
@@ -380,22 +361,20 @@ class Model(LanguageModel, Interpretation):
         from malmoi.inference.predict import refuse_file_name, row_texts
 
         if self.task_head is None:
+            source = self.checkpoint.source or "DIR"
             raise UsageError(
                 "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
                 "A,B) or fine-tune it: malmoi finetune rows.csv --model {source}",
-                source=self.checkpoint.source or "DIR",
+                source=source,
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
         inputs = row_texts([texts] if alone else texts, self.input_columns)
         found = self.task_head.predict(self.predictor, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
-            raise UsageError(
-                "This model predicts {type}, not {type2}: give the kind of its own "
-                "predictions, or none.",
-                type=type(found[0]).__name__,
-                type2=kind.__name__,
-            )
+            own = type(found[0]).__name__
+            sentence = "This model predicts {own}, not {kind}: give its own kind, or none."
+            raise UsageError(sentence, own=own, kind=kind.__name__)
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ its training text
