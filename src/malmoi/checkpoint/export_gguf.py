@@ -91,7 +91,7 @@ def _kind(network: Network) -> str:
     heads = msg("the heads {heads}", heads=", ".join(network.heads) or msg("none"))
     require_that(
         set(network.heads) == {"lm"} and not (is_quantized(network) or network.features),
-        "GGUF holds language models with plain weights; this has {what}. Export it to ONNX.",
+        "GGUF holds plain language models; this one has {what}. Export it to ONNX.",
         what=msg("int8 weights") if is_quantized(network) else heads,
     )
     require_that(
@@ -102,7 +102,7 @@ def _kind(network: Network) -> str:
     near = min(apart, key=lambda name: len(apart[name]))
     require_that(
         not apart[near],
-        "llama.cpp does not support this model, unlike {near}: {fields}. Export it to ONNX.",
+        "llama.cpp does not support it; it differs from {near}: {fields}. Export it to ONNX.",
         near=near,
         fields=", ".join(f"{field} = {value!r}" for field, value in apart[near].items()),
     )

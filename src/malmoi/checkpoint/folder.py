@@ -67,10 +67,10 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
     if not path.is_file():
         return None
     found = parse(read_text(path), str(path))
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise MalmoiError(
-            "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
-        )
+    listed = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    ensure(
+        listed, "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
+    )
     modules = [JsonObject(one, str(path)) for one in found]
     names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
     ensure(
@@ -307,9 +307,10 @@ def _read_own(
     embedding = weights.get("trunk.embed.token.weight")
     if config.tied and embedding is not None:
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
-    if wrong:
-        sentence = "{folder}: the tensor {wrong} does not fit config.json."
-        raise MalmoiError(sentence, folder=folder, wrong=wrong[0])
+    for name in wrong:
+        raise MalmoiError(
+            "{folder}: the tensor {name} does not fit config.json.", folder=folder, name=name
+        )
     return network, fill_network(network, weights, folder, {})
 
 
@@ -327,8 +328,12 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
     """A JSON object in a model's folder; empty if the file is absent and not `required`."""
     if path.is_file():
         return read_object(path)
-    sentence = "{parent} is not a model folder: it has no {path}."
-    require_that(not required, sentence, parent=path.parent, path=path.name)
+    require_that(
+        not required,
+        "{at} is not a model folder: it has no {file}.",
+        at=path.parent,
+        file=path.name,
+    )
     return JsonObject({}, str(path))
 
 
@@ -376,8 +381,8 @@ def grow_vocabulary(
     starts as the mean of all (Hewitt 2021).
     """
     old = checkpoint.network
-    if old.features is not None or "generator" in old.heads or old.config.encoder_depth:
-        raise UsageError("Tokens can be added only to a plain encoder or decoder.")
+    special = old.features is not None or "generator" in old.heads or old.config.encoder_depth
+    require_that(not special, "Tokens can be added only to a plain encoder or decoder.")
     config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
     network = Network(config, old.classes, pooler=old.pooler is not None).to(old.device, old.dtype)
     before = old.state_dict()

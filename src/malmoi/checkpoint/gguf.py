@@ -315,13 +315,13 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
     weights: dict[str, Tensor] = {}
     for name in file.tensors.keys() - {ROPE_FACTORS}:
         found = TENSOR_NAME.fullmatch(name)
-        if found is None or found[2] not in TENSOR_NAMES:
-            raise MalmoiError(
-                "{path} holds {name}, which Malmoi's llama does not use.",
-                path=file.path,
-                name=shown(name),
-            )
-        layer, part, end = found.groups()
+        layer, part, end = found.groups() if found else ("", "", "")
+        ensure(
+            part in TENSOR_NAMES,
+            "{path} holds {name}, which Malmoi's llama does not use.",
+            path=file.path,
+            name=shown(name),
+        )
         prefix = f"model.layers.{layer}." if layer else ""
         tensor = file.tensor(name)
         # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
-from malmoi.errors import MalmoiError, ensure, explained, require_that
+from malmoi.errors import ensure, explained, require_that
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -264,9 +264,13 @@ def bits_of(settings: Any, folder: Path) -> int:
 
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     names = [prefix + part for part in PART_SUFFIXES]
-    if missing := [name for name in names if name not in tensors]:
-        sentence = "{folder}: {missing} is missing from a packed weight."
-        raise MalmoiError(sentence, folder=folder, missing=missing[0])
+    for name in names:
+        ensure(
+            name in tensors,
+            "{folder}: {name} is missing from a packed weight.",
+            folder=folder,
+            name=name,
+        )
     words, scale, shape = (tensors[name] for name in names)
     ensure(
         _fits(words, scale, shape, bits),

@@ -75,14 +75,15 @@ class Field(NamedTuple):
         return self.names[value] if self.names else value
 
     def write(self, value: Any) -> Any:
-        named = {ours: theirs for theirs, ours in reversed(self.names.items())}
+        named = (theirs for theirs, ours in self.names.items() if ours == value)
+        found = next(named, None) if self.names else value
         ensure(
-            value in named if named else self.at_least is None or value >= self.at_least,
+            found is not None and (self.at_least is None or value >= self.at_least),
             "Hugging Face has no model with {theirs} = {value!r}.",
             theirs=self.theirs,
             value=value,
         )
-        return named.get(value, value)
+        return found
 
 
 class FieldGroup(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.checkpoint.weights import Quantized, Weight, by_rows, check_sizes, dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, ensure, nearest
+from malmoi.errors import ensure, nearest
 from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
@@ -253,9 +253,14 @@ def fill_network(
     """Loads tensors into a network on the meta device; a head without weights is initialised."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
-    if lost := [theirs.get(k, k) for k in missing if k.startswith("trunk.")]:
-        sentence = "{folder}: {lost} weights of the model are missing, starting with {first}."
-        raise MalmoiError(sentence, folder=folder, lost=len(lost), first=lost[0])
+    lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
+    ensure(
+        not lost,
+        "{folder}: {lost} weights of the model are missing, starting with {first}.",
+        folder=folder,
+        lost=len(lost),
+        first="".join(lost[:1]),
+    )
     fresh = _fresh_heads(network) if missing else {}
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
     network.load_state_dict({**plain, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
@@ -288,14 +293,14 @@ def check_type(
 ) -> None:
     """Refuses dtypes that cannot be weights: integers and 8-bit types."""
     dtype = weight.scale.dtype if isinstance(weight, Quantized) else weight.dtype
-    if dtype not in kinds:
-        raise MalmoiError(
-            "{folder}: the weight {name} is kept as {called}; Malmoi reads {floats} there.",
-            folder=folder,
-            name=name,
-            called=_called(dtype),
-            floats=", ".join(map(_called, kinds)),
-        )
+    ensure(
+        dtype in kinds,
+        "{folder}: the weight {name} is kept as {called}; Malmoi reads {floats} there.",
+        folder=folder,
+        name=name,
+        called=_called(dtype),
+        floats=", ".join(map(_called, kinds)),
+    )
 
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, first_line, is_out_of_memory
-from malmoi.messages import msg
 from malmoi.system.files import replace_file, write_json
 from malmoi.system.limits import format_size, shown
 from malmoi.system.machine import free_memory
@@ -85,9 +84,13 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     places = read_object(index).map_of("weight_map", str)
     names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
-    if missing := [name for name in names if name not in present]:
-        sentence = "{index} names {missing}, which is not in the folder: copy it again."
-        raise MalmoiError(sentence, index=index, missing=shown(missing[0]))
+    for name in names:
+        ensure(
+            name in present,
+            "{index} names {missing}, which is not in the folder: copy it again.",
+            index=index,
+            missing=shown(name),
+        )
     tensors: dict[str, Tensor] = {}
     for name in names:
         for key, tensor in read_file(index.parent / name).items():
@@ -117,13 +120,15 @@ def read_file(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
-        values = {"path": path, "reason": first_line(error)[:200].rstrip(".")}
-        sentence = (
-            msg("{path} is truncated or damaged: {reason}. Copy or download it again.", **values)
-            if isinstance(error, SafetensorError | RuntimeError | ValueError | OSError | EOFError)
-            else msg("{path} is not a plain file of tensors and is not opened: {reason}.", **values)
-        )
-        raise MalmoiError(sentence) from error
+        reason = first_line(error)[:200].rstrip(".")
+        known = isinstance(error, SafetensorError | RuntimeError | ValueError | OSError | EOFError)
+        raise MalmoiError(
+            "{path} is truncated or damaged: {reason}. Copy or download it again."
+            if known
+            else "{path} is not a plain file of tensors and is not opened: {reason}.",
+            path=path,
+            reason=reason,
+        ) from error
     named = isinstance(found, dict) and all(
         isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in found.items()
     )
@@ -241,5 +246,8 @@ def memory_explained(where: Path) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        sentence = "The model in {where} does not fit into {memory} of memory: use a smaller one."
-        raise MalmoiError(sentence, where=where, memory=format_size(free_memory())) from error
+        raise MalmoiError(
+            "The model in {where} does not fit into {memory} of memory: use a smaller one.",
+            where=where,
+            memory=format_size(free_memory()),
+        ) from error

@@ -101,19 +101,18 @@ class LoadedModel:
 
     def _require_text_input(self, verb: str) -> None:
         c = self.config
-        translates = "This model cannot {verb}: it translates. Use translate."
-        describes = "This model cannot {verb}: it generates text from features. Use describe."
-        require_that(not c.encoder_depth, translates, verb=verb)
-        require_that(not c.feature_count, describes, verb=verb)
+        require_that(not c.encoder_depth, "This model cannot {verb}: it translates.", verb=verb)
+        require_that(not c.feature_count, "This model cannot {verb}: use describe.", verb=verb)
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
+            can = ", ".join(verb for verb in self.abilities if verb != "stream")
             raise UsageError(
                 "This model cannot {verb}: it has no {head} head. It can: {can}.",
                 verb=verb,
                 head=head,
-                can=", ".join(verb for verb in self.abilities if verb != "stream"),
+                can=can,
             )
 
     @property
@@ -160,9 +159,13 @@ class LoadedModel:
 def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts)
     for text in listed:
-        if not isinstance(text, str):
-            sentence = "{name} must be a text or a list of texts, not {text!r:.60}."
-            raise UsageError(sentence, name=name, text=text)
+        known = isinstance(text, str)
+        require_that(
+            known,
+            "{name} must be a text or a list of texts, not {text!r:.60}.",
+            name=name,
+            text=text,
+        )
     return listed
 
 
@@ -239,7 +242,7 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)
     reason = msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
-    reason = why_not() if where.type == "cpu" else reason
+    reason = (why_not() or "") if where.type == "cpu" else reason
     note = "the weights of {bits} bits are computed in {name} and take its memory: {reason}"
     return _noted(checkpoint, note, bits=bits, name=_name(computed), reason=reason)
 

@@ -244,7 +244,7 @@ class Transformer(nn.Module):
         self.embed = Embedding(c)
         block: type[nn.Module] = self.block_class
         if c.is_lstm:
-            from malmoi.model.recurrent import LSTMBlock as block  # type: ignore[assignment]
+            from malmoi.model.recurrent import LSTMBlock as block
         self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
         first = self.blocks[0]
         self.needs_distances = isinstance(first, Block) and first.attend.needs_distances

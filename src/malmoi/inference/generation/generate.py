@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.inference.generation.batch import BatchPool
 from malmoi.inference.generation.constraints import (
     AllConstraints,
@@ -50,18 +50,12 @@ def generation_config(
     known = settings_of(GenerationConfig, ConstraintOptions)
     values: dict[str, Any] = dict(options)
     for name in values:
-        if name not in known:
-            raise UsageError(
-                "generate has no setting {name!r}.{hint}", name=name, hint=nearest(name, known)
-            )
+        require_known(name, known, "generate has no setting {name!r}.{hint}")
     if values.get("speculate") or values.get("beams", 1) > 1:
         values.setdefault("temperature", 0.0)
     sampling = Sampling(**_take(values, Sampling))
-    if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
-        raise UsageError(
-            "logit_bias has the token {wrong}, which is not in this model's vocabulary.",
-            wrong=wrong[0],
-        )
+    for token, _ in sampling.logit_bias:
+        require_that(token < vocab, "This model has no token {token} of logit_bias.", token=token)
     rules = ConstraintOptions(**_take(values, ConstraintOptions))
     # special tokens decode to no text, so they match by id
     ids = tokenizer.control_tokens
@@ -243,11 +237,8 @@ def prompt_lookup(
     only faster where it repeats: summaries, answers from a context, code.
     """
     check_causal(network)
-    require_that(
-        not network.config.recurrent,
-        "speculate needs a cache that can be rolled back, and a recurrent model has only "
-        "a state: omit speculate.",
-    )
+    recurrent = network.config.recurrent
+    require_that(not recurrent, "A recurrent model's state cannot go back: omit speculate.")
     text = list(prompt)
     end = min(len(text) + limit, network.config.context)
     cache = KVCache(network.config, 1, end, dtype=network.dtype, device=network.device)

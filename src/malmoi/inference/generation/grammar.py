@@ -51,35 +51,30 @@ FREE = '%llguidance {"no_forcing": true}\n'
 
 def _choices_grammar(texts: Any) -> str:
     listed = not isinstance(texts, str) and len(texts) > 0
-    if not listed or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError("choices must be a list of texts of at least one character each.")
-    if len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICE_CHARACTERS:
-        raise UsageError(
-            "choices has {texts:,} texts of {texts2:,} characters; the limits are {most:,} "
-            "and {most2:,}.",
-            texts=len(texts),
-            texts2=sum(map(len, texts)),
-            most=MAX_CHOICES,
-            most2=MAX_CHOICE_CHARACTERS,
-        )
+    listed = listed and all(isinstance(text, str) and text for text in texts)
+    require_that(listed, "choices must be a list of texts of at least one character each.")
+    require_that(
+        len(texts) <= MAX_CHOICES and sum(map(len, texts)) <= MAX_CHOICE_CHARACTERS,
+        "choices may have {most:,} texts and {characters:,} characters, not more.",
+        most=MAX_CHOICES,
+        characters=MAX_CHOICE_CHARACTERS,
+    )
     return _lark("|".join(map(re.escape, texts)))
 
 
 def _regex_grammar(regex: str) -> str:
     require_that(
         len(regex) <= MAX_REGEX_CHARACTERS,
-        "The regular expression has {regex:,} characters, more than {most:,}. For one of "
-        "many texts use choices.",
+        "The regular expression has {regex:,} characters, more than {most:,}. Use choices.",
         regex=len(regex),
         most=MAX_REGEX_CHARACTERS,
     )
-    if re.search(r"(?<!\\)(\\\\)*\\\Z", regex):  # llguidance would drop it
-        raise UsageError(
-            "The regular expression {regex} is invalid at character {regex2}: nothing follows "
-            "the backslash.",
-            regex=shown(regex),
-            regex2=len(regex) - 1,
-        )
+    require_that(
+        not re.search(r"(?<!\\)(\\\\)*\\\Z", regex),  # llguidance would drop it
+        "The regular expression {regex} is invalid at character {at}: nothing follows it.",
+        regex=shown(regex),
+        at=len(regex) - 1,
+    )
     return _lark(regex)
 
 
@@ -89,8 +84,8 @@ def _lark(regex: str) -> str:
 
 def json_rule(schema: Any) -> str:
     """JSON of a schema, as a part of a rule."""
-    if schema is not True and not isinstance(schema, Mapping):
-        raise UsageError("json_schema must be an object, not {schema}.", schema=shown(schema))
+    known = schema is True or isinstance(schema, Mapping)
+    require_that(known, "json_schema must be an object, not {schema}.", schema=shown(schema))
     try:
         described = {"type": "object"} if schema is True else schema
         whole = {**_prepared(described, closed=not _joins(described)), "x-guidance": JSON_OPTIONS}

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from malmoi.errors import UsageError, require, require_that
-from malmoi.messages import msg
+from malmoi.errors import require, require_that
 from malmoi.settings import find_problem, option, setting
 from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
 
@@ -127,16 +126,15 @@ class GenerationConfig:
         object.__setattr__(self, "stop", stop_strings(self.stop))
         if self.ignore_eos:
             object.__setattr__(self, "end_tokens", frozenset())
-        if problem := find_problem(self):
-            raise UsageError(problem)
+        problem = find_problem(self)
+        require_that(not problem, problem)
         plain = self.sampling.greedy and not self.sampling.changes_best and self.n == 1
         for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
-            if enabled and not (plain and self.constraint is None):
-                raise UsageError(
-                    "{name} is deterministic and works only with temperature=0, n=1, no "
-                    "penalties, logit_bias or constraint.",
-                    name=name,
-                )
+            require_that(
+                not enabled or (plain and self.constraint is None),
+                "{name} needs temperature=0, n=1, no penalties, no logit_bias and no constraint.",
+                name=name,
+            )
         require_that(
             self.beams <= 1 or not self.speculate,
             "beams and speculate cannot be combined: choose one.",
@@ -173,13 +171,12 @@ class ConstraintOptions:
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(s, str) and s for s in stops):
-        raise UsageError("A stop string must be a text of at least one character.")
-    if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        limit = msg(
-            "{most} stop strings of {most2} characters",
-            most=MAX_STOP_STRINGS,
-            most2=MAX_STOP_CHARACTERS,
-        )
-        raise UsageError("The limit is {limit}.", limit=limit)
+    known = all(isinstance(s, str) and s for s in stops)
+    require_that(known, "A stop string must be a text of at least one character.")
+    require_that(
+        len(stops) <= MAX_STOP_STRINGS and all(len(s) <= MAX_STOP_CHARACTERS for s in stops),
+        "The limit is {most} stop strings of {longest} characters.",
+        most=MAX_STOP_STRINGS,
+        longest=MAX_STOP_CHARACTERS,
+    )
     return stops

@@ -263,8 +263,7 @@ def _fail_without_scores(sequences: Sequence[SequenceState], values: Tensor) -> 
     for sequence, there in zip(sequences, values.amax(-1).isfinite().tolist(), strict=True):
         if not there:
             sequence.error = MalmoiError(
-                "The model's scores of the next token are not numbers: its training diverged, or "
-                "its weights are damaged."
+                "The scores of the next token are not numbers: the model's weights are damaged."
             )
 
 
@@ -310,10 +309,8 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
         try:
             allowed = sequence.constraint_state.allowed(row)
         except Exception as error:  # a user's function may raise anything; only its request fails
-            ours = isinstance(error, MalmoiError)
-            sequence.error = (
-                error if ours else MalmoiError("The constraint failed: {error}.", error=repr(error))
-            )
+            failed = MalmoiError("The constraint failed: {error}.", error=repr(error))
+            sequence.error = error if isinstance(error, MalmoiError) else failed
         else:
             row.masked_fill_(~allowed.to(row.device), NEGATIVE_INFINITY)
     return logits
