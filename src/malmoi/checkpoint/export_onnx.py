@@ -21,7 +21,7 @@ from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, POOLED_HEADS
-from malmoi.model.trunks import BiLSTM
+from malmoi.model.trunks import BiLSTM, FeatureReader
 from malmoi.system.files import replace_file, scratch_folder
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
@@ -69,8 +69,8 @@ class OnnxModel(nn.Module):
         if self.recurrent is None:
             return self.network.hidden(tokens, keep=keep, segments=segments)
         states = self.network.trunk(tokens, keep=keep, segments=segments)
-        joined = self.network.reader.join(states)  # type: ignore[union-attr]
-        return cast(Tensor, self.recurrent(joined, keep))
+        reader = cast(FeatureReader, self.network.reader)
+        return cast(Tensor, self.recurrent(reader.join(states), keep))
 
     def pooled_places(self, keep: Tensor) -> Tensor | None:
         """Flat positions of the pooled tokens; `Pooler` uses len(), which fixes the batch."""
@@ -123,10 +123,7 @@ def _reordered(weight: Tensor) -> Tensor:
 def export_onnx(
     checkpoint: Checkpoint, path: Path, dtype: str = "fp32", inline_bytes: int = MAX_INLINE_BYTES
 ) -> float:
-    """Writes the file after checking it in ONNX Runtime; returns the largest difference.
-
-    Weights of more than `inline_bytes` go into a file beside it, as protobuf cannot hold them.
-    """
+    """Writes the file, checked in ONNX Runtime; large weights beside it. The largest difference."""
     network = checkpoint.network.eval()
     size = sum(weight.nbytes for weight in network.parameters())
     _check(network, dtype, size)
@@ -154,19 +151,12 @@ def export_onnx(
 
 def _check(network: Network, dtype: str, size: int) -> None:
     require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
-    require_that(
-        not is_quantized(network),
-        "This folder's weights are int8 already; export the model that it was made from.",
-    )
-    require_that(
-        dtype != "int8" or size <= MAX_INLINE_BYTES,
-        "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32.",
-    )
+    plain = not is_quantized(network)
+    require_that(plain, "These weights are int8 already: export the model that they are from.")
+    small = dtype != "int8" or size <= MAX_INLINE_BYTES
+    require_that(small, "ONNX Runtime can quantise models of up to 2 GB: export this as fp32.")
     network.require_attention("ONNX export")
-    require_that(
-        not network.trunk.has_soft_tokens,
-        "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base.",
-    )
+    require_that(not network.trunk.has_soft_tokens, "An ONNX file cannot hold soft tokens.")
 
 
 @contextmanager
@@ -272,5 +262,5 @@ def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
     hidden = network.hidden(rows, keep=keep, segments=segments[0] if segments else None)
     if graph.head is None:
         return [hidden.numpy()]
-    found = network.read(graph.head, hidden, keep)
-    return [part.numpy() for part in graph.split(found, given[0])]
+    scores = network.read(graph.head, hidden, keep)
+    return [part.numpy() for part in graph.split(scores, given[0])]

@@ -111,10 +111,7 @@ def _mode(path: Path) -> PooledTokens:
 
 
 def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width: int) -> None:
-    """Writes the files from which sentence-transformers builds the same vectors.
-
-    Without a pooling, modules.json of an earlier model in the folder is removed.
-    """
+    """Writes the files of sentence-transformers; removes an earlier one without a pooling."""
     if pooling is None:
         (folder / MODULES_FILE).unlink(missing_ok=True)
         return
@@ -402,5 +399,4 @@ def _fill_rows(weight: Tensor, old: Tensor, pieces: Mapping[int, Sequence[int]])
     mean = old.float().mean(0)
     weight[len(old) :] = mean.to(weight)
     for token, parts in pieces.items():
-        row = old[list(parts)].float().mean(0) if parts else mean
-        weight[token] = row.to(weight)
+        weight[token] = (old[list(parts)].float().mean(0) if parts else mean).to(weight)

@@ -125,11 +125,8 @@ class GGUFFile:
             self._bytes(name)
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
-        ensure(
-            bytes(cursor.take(4)) == MAGIC,
-            "{path} is not a GGUF file: it does not begin with GGUF.",
-            path=self.path,
-        )
+        is_gguf = bytes(cursor.take(4)) == MAGIC
+        ensure(is_gguf, "{path} is no GGUF file: it does not begin with GGUF.", path=self.path)
         version = cursor.number("I")
         ensure(
             version in VERSIONS,
@@ -333,10 +330,8 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the bos token, and end-of-text and end-of-turn tokens as eos."""
-    named = {
-        role: metadata.get(f"tokenizer.ggml.{role}_token_id")
-        for role in ("bos", "eos", "eot", "eom", "padding")
-    }
+    roles = ("bos", "eos", "eot", "eom", "padding")
+    named = {role: metadata.get(f"tokenizer.ggml.{role}_token_id") for role in roles}
     ends = [named[role] for role in ("eos", "eot", "eom") if named[role] is not None]
     values = {"bos_token_id": named["bos"], "pad_token_id": named["padding"]}
     values["eos_token_id"] = ends[0] if len(set(ends)) == 1 else list(dict.fromkeys(ends)) or None

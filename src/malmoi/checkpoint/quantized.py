@@ -149,10 +149,7 @@ def _others(table: Table) -> list[str]:
 
 
 def is_linear_there(table: Table) -> bool:
-    """Whether a family's linear maps are `nn.Linear` in transformers, as the format requires.
-
-    GPT-1's and GPT-2's are not.
-    """
+    """Whether a family's linear maps are `nn.Linear` in transformers (not GPT-1's and GPT-2's)."""
     return not any(rule.via is TRANSPOSE for rule in table.rules)
 
 

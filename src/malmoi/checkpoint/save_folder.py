@@ -26,10 +26,7 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     packing: Packing | None = None,
 ) -> None:
-    """Saves a folder that transformers opens, or a folder of Malmoi's own if it has no such model.
-
-    With a `packing` the linear maps of the blocks are quantised.
-    """
+    """Saves a folder that transformers opens, or Malmoi's own; quantised with a `packing`."""
     folder = Path(folder)
     if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
         with output_folder(folder) as place:
@@ -38,14 +35,9 @@ def write_checkpoint(
             write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
         return
     network = checkpoint.network
-    require_that(
-        not network.trunk.has_soft_tokens,
-        "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base.",
-    )
-    require_that(
-        not network.config.both_ways or "mlm" not in network.heads,
-        "This is one reading of a model that reads both ways: save the model itself.",
-    )
+    require_that(not network.trunk.has_soft_tokens, "A model folder cannot hold soft tokens.")
+    reading = network.config.both_ways and "mlm" in network.heads
+    require_that(not reading, "This is one reading of a model of both: save the model itself.")
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
     like = checkpoint.source_config.get("architectures", ())
@@ -89,10 +81,7 @@ def _generator(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def table_for(network: Network, model_type: str = "") -> Table | None:
-    """The Hugging Face family that computes exactly this network, if any.
-
-    If several do (XLM-R computes as RoBERTa does), the one named `model_type`.
-    """
+    """The Hugging Face family that computes exactly this network, preferably `model_type`."""
     if network.features is not None:
         return None
     tables = sorted(FAMILY_TABLES.values(), key=lambda table: table.model_type != model_type)
@@ -101,10 +90,7 @@ def table_for(network: Network, model_type: str = "") -> Table | None:
 
 
 def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
-    """The family to save as; it must support packed weights and the tokenizer's padding id.
-
-    Positions depend on that id in RoBERTa.
-    """
+    """The family to save as; it must allow packed weights and the tokenizer's padding id."""
     network = checkpoint.network
     table = table_for(network, checkpoint.source_config.get("model_type", ""))
     if table is None or (packed and not is_linear_there(table)):

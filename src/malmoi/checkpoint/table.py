@@ -234,10 +234,7 @@ class Table:
     def architecture(
         self, heads: set[str], config: ModelConfig, like: Sequence[str] = ()
     ) -> str | None:
-        """Their class for these heads; a tied head without weights of its own may be omitted.
-
-        If several have them, one that the model came with, `like`.
-        """
+        """Their class for these heads, `like` the one it came with; a tied head may be omitted."""
         free = config.tied and not config.lm_bias
         wanted = (heads, heads - set(self.free)) if free else (heads,)
         fitting = [
@@ -246,11 +243,7 @@ class Table:
         return next((name for name in like if name in fitting), next(iter(fitting), None))
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
-        """The tensor rules of a network with these heads.
-
-        If several rules name one tensor, the last that applies wins, so that a head may store the
-        pooler under its own name.
-        """
+        """A network's tensor rules; of several for a tensor the last that applies wins."""
         chosen = {
             rule.ours: rule
             for rule in self.rules

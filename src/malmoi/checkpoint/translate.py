@@ -336,10 +336,7 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
 
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
-    """Replaces plain maps by quantised ones and returns the remaining tensors.
-
-    `found` is emptied on the way, so that no weight is in memory both as read and as laid out.
-    """
+    """Places quantised maps; empties `found`, so that no weight is in memory twice."""
     plain: dict[str, Tensor] = {}
     for name in sorted(found):  # sorted: a bias comes before its weight
         weight = found.pop(name)
@@ -421,10 +418,7 @@ UNREAD_KINDS = re.compile(r".*(dropout|layerdrop|pdrop).*|.*_token_id")
 
 
 def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """A note about keys that neither a table reads nor the lists above explain.
-
-    transformers ignores them too; only code that came with the model could read them.
-    """
+    """A note about keys that neither a table nor the lists above explain."""
     classes = theirs.get("architectures") or [""]
     known = not isinstance(classes, list) or classes[0] in ("", *table.architectures)
     ensure(

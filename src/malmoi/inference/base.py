@@ -241,8 +241,8 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)
-    reason = msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
-    reason = (why_not() or "") if where.type == "cpu" else reason
+    elsewhere = msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
+    reason = why_not() if where.type == "cpu" else elsewhere
     note = "the weights of {bits} bits are computed in {name} and take its memory: {reason}"
     return _noted(checkpoint, note, bits=bits, name=_name(computed), reason=reason)
 
@@ -266,5 +266,4 @@ def _noted(checkpoint: Checkpoint, note: str, **values: object) -> Checkpoint:
 
 
 def _name(dtype: torch.dtype) -> str:
-    short = {named_dtype(name): name for name in ("fp32", "bf16", "fp16")}
-    return short.get(dtype, str(dtype))
+    return {named_dtype(n): n for n in ("fp32", "bf16", "fp16")}.get(dtype, str(dtype))

@@ -39,10 +39,7 @@ def embed_texts(
     pool: str,
     sentence: SentencePooling | None = None,
 ) -> list[Float32Array]:
-    """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged.
-
-    The pool "auto" is the pooling and normalization of `sentence`; without one, the mean.
-    """
+    """One array per text, the mean of `layers`; "auto" pools as `sentence` says, or by mean."""
     require_known(pool, get_args(Pool), "There is no pool {name!r}.{hint}")
     check_layers(layers, network.config.depth)
     own = sentence if sentence is not None and pool == "auto" else SentencePooling(normalize=False)
@@ -98,9 +95,7 @@ def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
 def pairs_needed() -> UsageError:
     """The error of a sentence encoder that was given single texts."""
     return UsageError(
-        "A sentence encoder compares two texts: give pairs, (first, second). To label single "
-        "texts, name the labels (--labels A,B) or fine-tune it (malmoi finetune rows.csv "
-        "--model DIR)."
+        "A sentence encoder compares two texts: give (first, second), or --labels A,B."
     )
 
 

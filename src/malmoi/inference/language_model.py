@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from malmoi.errors import require_that
@@ -126,10 +126,8 @@ class LanguageModel(LoadedModel):
         if isinstance(context, str) and isinstance(continuation, str):
             return self.score([context], [continuation], cut=cut)[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
-        require_that(
-            not isinstance(continuation, str) and len(contexts) == len(continuation),
-            "score takes one continuation for each context, or many for a single one.",
-        )
+        fit = not isinstance(continuation, str) and len(contexts) == len(continuation)
+        require_that(fit, "score takes one continuation for each context, or many for one.")
         pairs = list(zip(contexts, continuation, strict=True))
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes, cut=cut)
 
@@ -234,10 +232,7 @@ class LanguageModel(LoadedModel):
     def summarise(
         self, text: str, *, sentences: int = 3, max_new_tokens: int = 100, seed: int = 0
     ) -> str:
-        """Summarises in at most this many sentences; a text that is too long is truncated.
-
-        Samples from the two likeliest tokens (GPT-2 §3.6).
-        """
+        """Summarises in so many sentences, sampled from the two likeliest tokens (GPT-2 §3.6)."""
         from malmoi.inference.zero_shot import first_sentences, summary_prompt
 
         prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
@@ -271,7 +266,5 @@ class LanguageModel(LoadedModel):
         return PrefixCache(self.network)
 
     def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
-        return [
-            encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens
-            for text in texts
-        ]
+        encode = partial(encode_prompt, self.tokenizer, parse_special=parse_special)
+        return [encode(text).tokens for text in texts]

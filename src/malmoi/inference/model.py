@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_origin, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_origin, overload
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.prompt import require_fit
 from malmoi.messages import msg
 from malmoi.model import KVCache, count_parameters
-from malmoi.tokenizer import Encoding
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
@@ -42,6 +41,16 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
+Layers = int | Sequence[int]
+
+
+class Reading(TypedDict, total=False):
+    """How `embed` reads texts."""
+
+    truncate: bool
+    language: int
+
+
 DESCRIBED_ROWS = 256  # of features, whose texts are generated together
 P = TypeVar("P")  # what is predicted for a text
 
@@ -172,8 +181,7 @@ class Model(LanguageModel, Interpretation):
         start = ends[0] if start is None else start
         sentence = "This model's decoder_start_token_id is {start}, and it has {vocab} tokens."
         require_that(start < vocab, sentence, start=start, vocab=vocab)
-        words = self.checkpoint.generation_setting("bad_words_ids") or []
-        banned = banned_tokens(words, vocab)
+        banned = banned_tokens(self.checkpoint.generation_setting("bad_words_ids") or [], vocab)
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
     @torch.inference_mode()
@@ -235,49 +243,34 @@ class Model(LanguageModel, Interpretation):
 
     @overload
     def embed(  # type: ignore[overload-overlap]
-        self,
-        texts: str,
-        layers: int | Sequence[int] = (-1,),
-        pool: "Pool" = "auto",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        self, texts: str, layers: Layers = ..., pool: "Pool" = ..., **options: "Unpack[Reading]"
     ) -> "Float32Array": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
-        layers: int | Sequence[int] = (-1,),
-        pool: Literal["auto", "mean", "cls"] = "auto",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        layers: Layers = ...,
+        pool: Literal["auto", "mean", "cls"] = ...,
+        **options: "Unpack[Reading]",
     ) -> "Float32Array": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
-        layers: int | Sequence[int] = (-1,),
+        layers: Layers = ...,
         *,
         pool: Literal["none"],
-        truncate: bool = False,
-        language: int = 0,
+        **options: "Unpack[Reading]",
     ) -> "list[Float32Array]": ...
     @overload
     def embed(
-        self,
-        texts: Sequence[str],
-        layers: int | Sequence[int],
-        pool: "Pool",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        self, texts: Sequence[str], layers: Layers, pool: "Pool", **options: "Unpack[Reading]"
     ) -> "Float32Array | list[Float32Array]": ...
 
     def embed(
         self,
         texts: str | Sequence[str],
-        layers: int | Sequence[int] = (-1,),
+        layers: Layers = (-1,),
         pool: "Pool" = "auto",
         *,
         truncate: bool = False,
@@ -303,8 +296,11 @@ class Model(LanguageModel, Interpretation):
         encodings = [reader._encoded(text, truncate=cut) for text in listed]
         if not truncate:
             note_truncated(listed, encodings, reader._longest)
-        if language:
-            encodings = [self._in_language(encoding, language) for encoding in encodings]
+        known = self.config.segments
+        sentence = "This model has no language {language}: it has {known} segments."
+        require_that(0 <= language < max(1, known), sentence, language=language, known=known)
+        if language:  # a segment of a model that was trained on pairs
+            encodings = [replace(e, segments=[language] * len(e.tokens)) for e in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
         found = embed_texts(reader.network, encodings, read, pool, sentence)
         if isinstance(texts, str):
@@ -313,24 +309,16 @@ class Model(LanguageModel, Interpretation):
             return found
         return np.stack(found) if found else np.empty((0, self.config.width), np.float32)
 
-    def _in_language(self, encoding: Encoding, language: int) -> Encoding:
-        """A text as one of another language: a segment of a model that was trained on pairs."""
-        known = self.config.segments
-        sentence = "This model has no language {language}: it has {known} segments."
-        require_that(0 <= language < max(1, known), sentence, language=language, known=known)
-        return replace(encoding, segments=[language] * len(encoding.tokens))
-
     @torch.inference_mode()
     def logits(self, text: str) -> "Float32Array":
         """Logits over the vocabulary at every token [T, V]."""
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
-        encoding = (
-            require_fit(self.tokenizer.encode_masked(text), self.config.context)
-            if head == "mlm"
-            else self._encoded(text, truncate=False)
-        )
+        if head == "mlm":
+            encoding = require_fit(self.tokenizer.encode_masked(text), self.config.context)
+        else:
+            encoding = self._encoded(text, truncate=False)
         inputs = model_inputs(self.network, [encoding])
         scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()

@@ -180,10 +180,7 @@ def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
 
 
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
-    """Extracts the model's text columns from rows; texts and pairs are returned unchanged.
-
-    Rows are dicts, a DataFrame, a `datasets.Dataset`, or those of a file at a `Path`.
-    """
+    """The text columns of rows (dicts, a frame, a data set, a `Path`); texts are unchanged."""
     if isinstance(rows, Path):
         with explained(BadRow, "{error}."):
             rows = [row.checked for row in rows_of(rows, columns.values())]
@@ -236,8 +233,8 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
     temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
-    scores = score_classes(reading, texts) / temperature
-    return [prediction(row, reading.labels) for row in scores]
+    scores = score_classes(reading, texts)
+    return [prediction(row / temperature, reading.labels) for row in scores]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -328,8 +325,7 @@ def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
 
 def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
     """Scores of every token of each text [T, N]."""
-    batches = score_tokens(network, texts, head)
-    found = in_order((group, scores.cpu()) for group, scores in batches)
+    found = in_order((group, scores.cpu()) for group, scores in score_tokens(network, texts, head))
     return [row[: len(text.tokens)] for row, text in zip(found, texts, strict=True)]
 
 

@@ -55,16 +55,9 @@ class _Text:
 
 
 def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
-    """Returns log p of every text: the sum over its tokens, given those before.
-
-    The first token follows the beginning-of-text token. For a masked model it is the
-    pseudo-log-likelihood of `pseudo_scores`.
-    """
+    """log p of every text, each token given those before; `pseudo_scores` of a masked model."""
     if "lm" not in network.heads:
-        require_that(
-            "mlm" in network.heads,
-            "Only a causal or a masked language model can score the likelihood of a text.",
-        )
+        require_that("mlm" in network.heads, "Only a language model can score a text.")
         parts = [SplitText("", text) for text in texts]
         return [score.logprob for score in pseudo_scores(network, tokenizer, parts)]
     start = start_token(tokenizer)

@@ -111,10 +111,7 @@ def _row(tokenizer: Tokenizer, before: list[int], whole: list[int], continuation
 
 
 def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow:
-    """Drops the oldest tokens of a context that is too long; the last token is never read.
-
-    With `cut` also those of a continuation that is too long by itself.
-    """
+    """Drops the oldest tokens of a context that is too long, with `cut` a continuation's too."""
     surplus = max(len(row.tokens) - 1 - context, 0)
     require_that(
         surplus < row.first or cut,
@@ -140,10 +137,7 @@ class SharedPrefix:
 def token_logprobs(
     network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
 ) -> list[RowLogprobs]:
-    """Returns each row's log-probabilities of scored tokens, and whether all were the most likely.
-
-    `prefixes` caches contexts between calls.
-    """
+    """Each row's log-probabilities of scored tokens, and whether all were the most likely."""
     results: dict[int, RowLogprobs] = {}
     alone: list[int] = []
     for group in _groups(rows, forward_limits(network.device)):
@@ -297,8 +291,7 @@ def score_hidden(
     logprobs, best = [], []
     for part, target in zip(flat.split(size), targets.split(size), strict=True):
         logits = network.read("lm", part).float()
-        chosen = logits.gather(1, target[:, None]).squeeze(1)
-        logprobs.append(chosen - logits.logsumexp(-1))
+        logprobs.append(logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(-1))
         best.append(logits.argmax(-1) == target)
     # one transfer for all rows: a GPU synchronizes on each
     both = (torch.cat(some).cpu().split(sizes) for some in (logprobs, best))

@@ -146,11 +146,7 @@ class Answer(Candidate):
 def answer_questions(
     reading: Predictor, questions: Sequence[tuple[str, str]], top: int = 5
 ) -> list[Answer]:
-    """Answers each (question, context) with the best span: max S·T_i + E·T_j, j ≥ i (BERT §4.2).
-
-    Predicts no answer if s_null > s_best + threshold (BERT §4.3); a model that was not trained on
-    unanswerable questions always answers.
-    """
+    """The best spans: max S·T_i + E·T_j, or none if s_null > s_best + threshold (BERT §4.3)."""
     for one in questions:
         sentence = "A question needs its context: give (question, context), not {one!r:.60}."
         require_that(not isinstance(one, str) and len(one) == 2, sentence, one=one)
@@ -221,16 +217,12 @@ def _answer(
         for place, score in spans.items():
             found[place] = max(score, found.get(place, score))
     ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
-    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in ranked)
+    # without the leading space of a byte-level token
+    trimmed = [(b - len(context[a:b].lstrip()), b, score) for (a, b), score in ranked]
+    candidates = tuple(Candidate(context[a:b], a, b, score) for a, b, score in trimmed)
     if not candidates:
         return Answer("", 0, 0, null, (), NO_ANSWER_SCORE)
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)
     return Answer(**vars(candidates[0]), candidates=candidates[:top], null=difference)
-
-
-def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
-    """Builds a candidate without the leading space of a byte-level token."""
-    start += len(context[start:end]) - len(context[start:end].lstrip())
-    return Candidate(context[start:end], start, end, score)

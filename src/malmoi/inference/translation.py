@@ -84,10 +84,7 @@ class Translator:
         return scores.log_softmax(-1)
 
     def _search(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
-        """Beam search over all rows at once, as in tensor2tensor; one beam is greedy.
-
-        A text's score is log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14).
-        """
+        """Beams of all rows, as in tensor2tensor: log P / ((5 + n) / 6)^α (Wu et al. 2016)."""
         network = self.network
         several = beams > 1
         total = len(memory.layers[0][0])

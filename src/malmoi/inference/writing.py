@@ -64,11 +64,7 @@ class AnswerRow:
 def encode_answer(
     tokenizer: Tokenizer, messages: Sequence[Message], answer: str, ends: Sequence[int], limit: int
 ) -> AnswerRow:
-    """A conversation and its answer as at most `limit` tokens.
-
-    If they are too long, the prompt is truncated at its end, down to half of the tokens, and then
-    the answer.
-    """
+    """A conversation and answer in `limit` tokens: the prompt is cut first, down to half."""
     row = _turns(tokenizer, messages, answer, ends)
     shorter = list(messages)
     if len(row.tokens) > limit and len(row.spans) == 1:
@@ -76,8 +72,8 @@ def encode_answer(
         shorter = cut_prompt(tokenizer, messages, prompt_room(limit, end - first))
         row = _turns(tokenizer, shorter, answer, ends)
     spans = tuple((first, min(end, limit)) for first, end in row.spans if first < limit)
-    cut = len(row.tokens) > limit
-    return AnswerRow(row.tokens[:limit], spans, shorter != list(messages), cut)
+    cut = shorter != list(messages)
+    return AnswerRow(row.tokens[:limit], spans, cut, len(row.tokens) > limit)
 
 
 def prompt_room(limit: int, answer: int) -> int:

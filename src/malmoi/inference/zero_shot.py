@@ -133,10 +133,8 @@ def _prompted(
 def label_words(labels: LabelWords) -> dict[str, str]:
     """The words for each label: its name, or the entry of a mapping."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-    require_that(
-        len(words) >= 2 and all(word.strip() for word in words.values()),
-        "Give at least two labels, each of them a non-empty text.",
-    )
+    known = len(words) >= 2 and all(word.strip() for word in words.values())
+    require_that(known, "Give at least two labels, each of them a non-empty text.")
     return words
 
 
@@ -147,10 +145,7 @@ def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> lis
 
 
 def label_prompts(text: str, words: Sequence[str], prompt: str | None = None) -> list[str]:
-    """The prompts in the language of the text, with {text} still to fill in.
-
-    Two unless one is given: the mean of their scores is better than either (docs/lab.md).
-    """
+    """Prompts with {text} to fill in: two, whose mean is better (docs/lab.md), or the given one."""
     prompts = ZERO_SHOT_PROMPTS[prompt_language(text)]
     listed = ", ".join(words[:-1]) + prompts["or"] + words[-1]
     forms = [prompts["classify"], prompts["category"]] if prompt is None else [prompt]

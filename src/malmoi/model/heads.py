@@ -76,10 +76,7 @@ class MLMHead(VocabularyHead):
 
 
 class Pooler(nn.Module):
-    """One vector per sequence: its first token (BERT's [CLS]), its last (GPT-1's ⟨e⟩) or the mean.
-
-    A dense layer and a norm follow in the families that have them.
-    """
+    """One vector per sequence: its first token ([CLS]), its last (GPT-1's ⟨e⟩) or the mean."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -165,10 +162,7 @@ class DetectHead(nn.Module):
 
 
 class Generator(nn.Module):
-    """ELECTRA's generator, a small masked language model (Clark et al. 2020 §3.2).
-
-    Token, position and segment embeddings are shared with the discriminator; the rest is narrower.
-    """
+    """ELECTRA's generator (Clark et al. 2020 §3.2), which shares the discriminator's embeddings."""
 
     def __init__(self, c: ModelConfig, embed: Embedding) -> None:
         super().__init__()

@@ -130,11 +130,7 @@ class Network(nn.Module):
         require_that(not (c.encoder_depth or c.feature_count), sentence, what=msg(what))
 
     def masked(self) -> "Network":
-        """A bidirectional view of a causal network that was also trained to read both ways.
-
-        It shares the weights, and works as a BERT whose mlm head is the lm head one position to the
-        left.
-        """
+        """A bidirectional view, whose mlm head is the lm head one position to the left."""
         c = self.config
         require_that(c.both_ways, "This model was not trained to read both ways.")
         if not self.trunk.is_causal:
@@ -146,10 +142,7 @@ class Network(nn.Module):
         return view
 
     def with_memory(self, memory: int) -> "Network":
-        """The same weights with a memory of this many tokens, longer or shorter than in training.
-
-        Windows that reach as far as the memory change with it.
-        """
+        """The same weights with a memory of this many tokens, and windows that reach as far."""
         c = self.config
         require_that(
             self.trunk.needs_distances,
@@ -238,8 +231,7 @@ def _trunk(
     from malmoi.model import trunks
 
     if features:
-        reader = trunks.FeatureReader(config, features)
-        return trunks.LayeredTransformer(config, features), reader
+        return trunks.LayeredTransformer(config, features), trunks.FeatureReader(config, features)
     return (trunks.EncoderDecoder if config.encoder_depth else trunks.FeaturePrefix)(config), None
 
 

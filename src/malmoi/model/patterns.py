@@ -273,7 +273,7 @@ def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
         return join(ast.parse(NAME.sub("x", text).strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration):
         raise UsageError(
-            "The attention pattern {text!r} is not made of names that are joined by & and |.", text=text
+            "The attention pattern {text!r} must be names joined by & and |.", text=text
         ) from None
 
 

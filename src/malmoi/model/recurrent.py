@@ -46,10 +46,7 @@ class ReadingOrder:
 
 
 class LSTM(nn.Module):
-    """One LSTM layer in one direction, with a projection if it has more units than its width.
-
-    Hochreiter & Schmidhuber 1997; the projection is Sak et al. 2014's, as in ELMo.
-    """
+    """An LSTM layer in one direction; projected if it has more units (Sak et al. 2014)."""
 
     def __init__(self, width: int, units: int, *, backward: bool = False) -> None:
         super().__init__()

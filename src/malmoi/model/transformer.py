@@ -138,10 +138,7 @@ class Activations:
 
 
 class EmbeddingResidual(nn.Module):
-    """Feeds the embedded tokens into every block: a share to its input, a projection to its values.
-
-    Zhou et al. 2024 use the first layer's values instead.
-    """
+    """Feeds the embedding into each block's input and values (cf. Zhou et al. 2024)."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -366,10 +363,7 @@ class Transformer(nn.Module):
         activations: Activations | None = None,
         seen: Sequence[tuple[Any, ...]] | None = None,
     ) -> Tensor:
-        """Runs embedded tokens [B, T, D] through every block and the final norm.
-
-        `seen` is what each layer of a decoder reads besides: the source.
-        """
+        """Runs every block and the final norm; `seen` is what a decoder's layers read besides."""
         attention_out = activations.attention if activations else None
         states = list(activations.begun) if activations and activations.begun else [x]
         x = states[-1]

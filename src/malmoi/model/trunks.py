@@ -148,8 +148,7 @@ class EncoderDecoder(Transformer):
         layout, positions = self._layout(tokens, keep, None, None, cache)
         masks = self._masks(layout, tokens.device, None, None)
         cross = activations.cross if isinstance(activations, CrossActivations) else None
-        source_inputs = LayerInputs(memory.mask, attention_out=cross)
-        seen = [(layer, source_inputs) for layer in memory.layers]
+        seen = [(layer, LayerInputs(memory.mask, attention_out=cross)) for layer in memory.layers]
         inputs = (masks, self._rotary(positions), self._kept(cache), activations, seen)
         return self.run_blocks(self.embed(tokens, positions, None), *inputs)
 
@@ -231,11 +230,7 @@ class LayeredTransformer(Transformer):
 
 
 class BiLSTM(nn.Module):
-    """A two-layer BiLSTM (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
-
-    `width` is the output width, half from each direction. Padding is never read, so it cannot
-    change the result.
-    """
+    """A two-layer BiLSTM (Graves & Schmidhuber 2005), half of `width` each; never reads padding."""
 
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()

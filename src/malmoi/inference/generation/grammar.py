@@ -177,11 +177,8 @@ def grammar_constraint(
     if constraint.matcher.is_error():
         reason = _reason(constraint.matcher)
         if name == "regex":
-            raise UsageError(
-                "The regular expression {value} is invalid {reason}.",
-                value=shown(value),
-                reason=reason,
-            )
+            sentence = "The regular expression {value} is invalid {reason}."
+            raise UsageError(sentence, value=shown(value), reason=reason)
         raise UsageError("{name} is invalid: {reason}.", name=name, reason=reason)
     return constraint
 
@@ -244,10 +241,7 @@ class GrammarConstraint(Constraint):
         self.ending.push(self.vocabulary.texts[token], self.ways.get(token))
 
     def _before_an_end(self, mask: Tensor, scores: Tensor) -> Tensor:
-        """Of these tokens, near the limit, likely ones after which the text can be completed.
-
-        Each byte of a way to an end counts as a token.
-        """
+        """Of these tokens, near the limit, likely ones that leave room for an end."""
         way = self.ending.find(self.left)
         if way is None:
             return mask

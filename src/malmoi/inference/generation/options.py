@@ -115,9 +115,7 @@ class GenerationConfig:
     beams: int = option(1, "Number of beams; more than 1 enables beam search.", ge=1, le=MAX_BEAMS)
     length_penalty: float = option(1.0, "Beams are scored by log p / length^penalty.")
     early_stopping: bool | Literal["never"] = setting(
-        False,
-        "When beam search ends: with enough finished beams (True), when better ones are "
-        "unlikely (False) or impossible ('never').",
+        False, "Beam search ends with enough beams (True), none better likely or 'never' possible."
     )
     speculate: bool = option(False, "Prompt-lookup decoding: the same greedy text, faster.")
     ignore_eos: bool = option(False, "Do not end at the end-of-text token.")
@@ -135,15 +133,10 @@ class GenerationConfig:
                 "{name} needs temperature=0, n=1, no penalties, no logit_bias and no constraint.",
                 name=name,
             )
-        require_that(
-            self.beams <= 1 or not self.speculate,
-            "beams and speculate cannot be combined: choose one.",
-        )
-        require_that(
-            self.early_stopping in (True, False, "never"),
-            "early_stopping must be True, False or 'never', not {stopping!r}.",
-            stopping=self.early_stopping,
-        )
+        alone = self.beams <= 1 or not self.speculate
+        require_that(alone, "beams and speculate cannot be combined: choose one.")
+        known = self.early_stopping in (True, False, "never")
+        require_that(known, "early_stopping must be True, False or 'never'.")
 
 
 @dataclass(frozen=True, kw_only=True)

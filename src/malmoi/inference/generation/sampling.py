@@ -88,17 +88,9 @@ def min_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
     return logits.masked_fill(chances < p * chances.amax(-1, keepdim=True), NEGATIVE_INFINITY)
 
 
-_RULES: tuple[SamplingRule, ...] = (
-    logit_bias,
-    frequency_penalty,
-    presence_penalty,
-    repetition_penalty,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-)
-SAMPLING_RULES = {rule.__name__: rule for rule in _RULES}
+PENALTIES = (logit_bias, frequency_penalty, presence_penalty, repetition_penalty)
+NARROWING = (temperature, top_k, top_p, min_p)  # never changes which token is the best
+SAMPLING_RULES: dict[str, SamplingRule] = {rule.__name__: rule for rule in PENALTIES + NARROWING}
 
 
 def apply_rules(sampling: Sampling, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
@@ -106,7 +98,7 @@ def apply_rules(sampling: Sampling, logits: Tensor, history: TokenHistory | None
     logits = logits.float()
     for name, rule in SAMPLING_RULES.items():
         value = getattr(sampling, name)
-        skipped = sampling.greedy and name in ("temperature", "top_k", "top_p", "min_p")
+        skipped = sampling.greedy and rule in NARROWING
         if value != getattr(Sampling, name) and not skipped:  # its default changes nothing
             logits = rule(logits, value, history)
     return logits
@@ -289,8 +281,7 @@ class BatchSampler:
             rows = torch.tensor([sequence.row for sequence in some], device=device)
             # uniform random numbers [steps, M, 1]: the same ones that single steps would draw
             drawn = [torch.rand(steps, generator=s.generator, dtype=torch.float64) for s in some]
-            chances = torch.stack(drawn, dim=1)[..., None].to(device)
-            self.groups.append((sampling, rows, chances))
+            self.groups.append((sampling, rows, torch.stack(drawn, dim=1)[..., None].to(device)))
 
     def sample(self, step: int, logits: Tensor, tokens: Tensor) -> None:
         """Writes sampled tokens into `tokens` [S], which already holds the greedy ones."""
