@@ -102,12 +102,12 @@ def _block(theirs: str, *names: str, ours: str = BLOCK_NAME, via: Via = COPY) ->
 
 def _embeddings(prefix: str) -> list[TensorRule]:
     """BERT's three embeddings and their norm."""
-    return [
-        TensorRule("trunk.embed.token.weight", (f"{prefix}.word_embeddings.weight",)),
-        TensorRule("trunk.embed.position.weight", (f"{prefix}.position_embeddings.weight",)),
-        TensorRule("trunk.embed.segment.weight", (f"{prefix}.token_type_embeddings.weight",)),
-        *affine("trunk.embed.norm", f"{prefix}.LayerNorm"),
+    names = {"token": "word", "position": "position", "segment": "token_type"}
+    places = [
+        (f"trunk.embed.{one}", f"{prefix}.{there}_embeddings") for one, there in names.items()
     ]
+    tables = [TensorRule(f"{ours}.weight", (f"{theirs}.weight",)) for ours, theirs in places]
+    return tables + affine("trunk.embed.norm", f"{prefix}.LayerNorm")
 
 
 def _bert_layers(prefix: str) -> list[TensorRule]:
@@ -162,6 +162,16 @@ def _encoder_classes(name: str) -> dict[str, tuple[str, ...]]:
         f"{name}ForTokenClassification": ("tag",),
         f"{name}ForQuestionAnswering": ("span",),
         f"{name}ForMultipleChoice": ("choice",),
+    }
+
+
+def _gpt_classes(name: str) -> dict[str, tuple[str, ...]]:
+    """The classes that GPT-1 and GPT-2 have, and their heads."""
+    return {
+        f"{name}Model": (),
+        f"{name}LMHeadModel": ("lm",),
+        f"{name}ForSequenceClassification": ("classify",),
+        f"{name}DoubleHeadsModel": ("lm", "choice"),
     }
 
 
@@ -254,10 +264,8 @@ BERT_TABLE = Table(
     buffers=POSITION_IDS,
 )
 
-# RoBERTa numbers positions from its padding id + 1: the rows before that are in the table but not
-# in the context.
 
-
+# RoBERTa's positions begin after its padding id: the rows before that are not in the context
 def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
     names = ("pad_token_id", "max_position_embeddings")
     pad, rows = (coerce(theirs[name], int, name) for name in names)
@@ -434,14 +442,8 @@ GPT2_TABLE = Table(
         *_gpt_heads(),
         *_task_heads("tag", "span"),
     ),
-    architectures={
-        "GPT2Model": (),
-        "GPT2LMHeadModel": ("lm",),
-        "GPT2ForSequenceClassification": ("classify",),
-        "GPT2ForTokenClassification": ("tag",),
-        "GPT2ForQuestionAnswering": ("span",),
-        "GPT2DoubleHeadsModel": ("lm", "choice"),
-    },
+    architectures=_gpt_classes("GPT2")
+    | {"GPT2ForTokenClassification": ("tag",), "GPT2ForQuestionAnswering": ("span",)},
     only={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
@@ -466,12 +468,7 @@ GPT1_TABLE = Table(
         *_gpt_layers(),
         *_gpt_heads(),
     ),
-    architectures={
-        "OpenAIGPTModel": (),
-        "OpenAIGPTLMHeadModel": ("lm",),
-        "OpenAIGPTForSequenceClassification": ("classify",),
-        "OpenAIGPTDoubleHeadsModel": ("lm", "choice"),
-    },
+    architectures=_gpt_classes("OpenAIGPT"),
     only_for=_GPT_CHOICE,
     write={"embd_pdrop": "dropout"},
     aliases=_GPT_ALIASES,
@@ -559,9 +556,7 @@ LLAMA_TABLE = Table(
     free=("lm",),
 )
 
-# ModernBERT (Warner et al. 2024): Hugging Face lists global and local attention per layer, we write
-# a cycle of patterns.
-
+# ModernBERT (Warner et al. 2024): Hugging Face lists every layer's attention, we write a cycle
 FULL_LAYER = "full_attention"
 LOCAL_LAYER = "sliding_attention"
 _THETA = "rope_parameters.{}.rope_theta"

@@ -192,9 +192,7 @@ def open_for_use(
         hush_emulation()
         note = "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype"
         return _noted(checkpoint, note, name=_name(named), msg=msg(PLACES[where.type]))
-    if checkpoint.bits:
-        return _open_quantized(checkpoint, where)
-    return _as_stored(checkpoint, where)
+    return (_open_quantized if checkpoint.bits else _as_stored)(checkpoint, where)
 
 
 def _read(path: str | Path, *, packed: bool) -> Checkpoint:

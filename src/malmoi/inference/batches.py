@@ -11,6 +11,15 @@ from malmoi.tokenizer import Encoding, TokenRow
 from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
 
 T = TypeVar("T")
+K = TypeVar("K")
+
+
+def rows_by(values: Iterable[K]) -> dict[K, list[int]]:
+    """The numbers of the rows that share each value."""
+    found: dict[K, list[int]] = {}
+    for i, value in enumerate(values):
+        found.setdefault(value, []).append(i)
+    return found
 
 
 def in_order(batches: Iterable[tuple[Sequence[int], Iterable[T]]]) -> list[T]:

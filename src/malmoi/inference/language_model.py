@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from malmoi.inference.generation.prefix_cache import PrefixCache
     from malmoi.inference.predict import Prediction
     from malmoi.inference.score import Score
-    from malmoi.inference.zero_shot import LabelWords, ShownExamples
+    from malmoi.inference.zero_shot import LabelWords, Shown
     from malmoi.tokenizer.chat_template import Messages
     from malmoi.tracing.trace import CountMixture
 
@@ -184,12 +184,7 @@ class LanguageModel(LoadedModel):
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
-        self,
-        text: str,
-        labels: "LabelWords",
-        *,
-        prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        self, text: str, labels: "LabelWords", *, prompt: str | None = None, examples: "Shown" = ()
     ) -> "Prediction": ...
     @overload
     def classify(
@@ -198,7 +193,7 @@ class LanguageModel(LoadedModel):
         labels: "LabelWords",
         *,
         prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        examples: "Shown" = (),
     ) -> "list[Prediction]": ...
 
     def classify(
@@ -207,7 +202,7 @@ class LanguageModel(LoadedModel):
         labels: "LabelWords",
         *,
         prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        examples: "Shown" = (),
     ) -> "Prediction | list[Prediction]":
         """Classifies a text, or a list of them, by the names of the labels, without training.
 

@@ -5,7 +5,6 @@ Masked rows of equal length are batched, so that nothing is padded, and equal ro
 once: two choices for a mask share theirs.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import UsageError, require_that
-from malmoi.inference.batches import in_order, model_inputs
+from malmoi.inference.batches import in_order, model_inputs, rows_by
 from malmoi.inference.prompt import (
     check_length,
     mask_token,
@@ -85,12 +84,9 @@ def pseudo_scores(
     """
     mask = mask_token(tokenizer)
     texts = [_fit(one, network.config.context, cut=cut) for one in _encoded(tokenizer, parts)]
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for i, text in enumerate(texts):
-        by_length[len(text.tokens)].append(i)
     answers = in_order(
         (some, _answers(network, [texts[i] for i in some], mask, together=together))
-        for some in by_length.values()
+        for some in rows_by(len(text.tokens) for text in texts).values()
     )
     scores = []
     for text, (logprobs, best) in zip(texts, answers, strict=True):

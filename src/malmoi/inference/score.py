@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import require_that
-from malmoi.inference.batches import in_order
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, common_prefix_length, prefill_rows
@@ -154,9 +154,7 @@ def token_logprobs(
 
 def _groups(rows: Sequence[ScoredRow], limits: BatchLimits) -> Iterator[list[SharedPrefix]]:
     """Yields sorted contexts, so that similar ones are adjacent, in groups that fit in one pass."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        found.setdefault(row.prefix, []).append(i)
+    found = rows_by(row.prefix for row in rows)
     group: list[SharedPrefix] = []
     longest = 0
     for tokens in sorted(found):

@@ -44,7 +44,7 @@ ZERO_SHOT_PROMPTS = {
         "describe": "이 글의 성격: {label}",
     },
 }
-ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
+Shown = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
 Words = Mapping[str, str]  # of each label
 LabelWords = Sequence[str] | Words  # the labels, or their words by label
 COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
@@ -57,11 +57,7 @@ def prompt_language(text: str) -> str:
 
 
 def classify(
-    model: LoadedModel,
-    texts: Sequence[str],
-    labels: LabelWords,
-    prompt: str | None,
-    shown: ShownExamples,
+    model: LoadedModel, texts: Sequence[str], labels: LabelWords, prompt: str | None, shown: Shown
 ) -> list[Prediction]:
     """Classifies texts by the names of the labels, in the way that the model can."""
     words = label_words(labels)
@@ -101,7 +97,7 @@ def _nearest(
 
 
 def _prompted(
-    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: ShownExamples
+    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: Shown
 ) -> list[Prediction]:
     """Returns the labels whose words are the likeliest continuations, by the mean of the prompts.
 
@@ -167,7 +163,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
     return _put(form, text=truncate_text(tokenizer, text, room))
 
 
-def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
+def translation_prompt(text: str, to: str, shown: Shown) -> str:
     """The prompt for a translation, after the examples."""
     examples = "".join(f"{one} = {other}\n" for one, other in shown)
     return _put(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
+from malmoi.inference.batches import rows_by
 from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.prompt import check_prompt_length
@@ -233,15 +234,12 @@ class TokenSelector:
         _fail_without_scores(sequences, logits)
         allowed = apply_constraints(sequences, logits)
         chosen = torch.empty(len(sequences), dtype=torch.long, device=logits.device)
-        for sampling, members in group_by_sampling(sequences).items():
+        for sampling, members in rows_by(one.sampling for one in sequences).items():
             at = torch.tensor(members, device=logits.device)
             some = [sequences[i] for i in members]
             found = apply_rules(sampling, allowed[at], _history(some, sampling, logits))
-            chosen[at] = (
-                found.argmax(-1)
-                if sampling.greedy
-                else sample_token(found, [sequence.generator for sequence in some])
-            )
+            drawn = [] if sampling.greedy else [one.generator for one in some]
+            chosen[at] = sample_token(found, drawn) if drawn else found.argmax(-1)
         logprobs = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
         return [
             _write(one, [token], [likely._replace(top=likely.top[: one.top])] if one.top else [])
@@ -259,14 +257,6 @@ def _fail_without_scores(sequences: Sequence[SequenceState], values: Tensor) -> 
             )
 
 
-def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:
-    """Groups sequence indices by sampling settings."""
-    groups: dict[Sampling, list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        groups.setdefault(sequence.sampling, []).append(i)
-    return groups
-
-
 class BatchSampler:
     """Samples for several steps ahead: all random numbers are sent to the device at once."""
 
@@ -274,7 +264,7 @@ class BatchSampler:
         self, sequences: Sequence[SequenceState], steps: int, device: torch.device
     ) -> None:
         self.groups = []
-        for sampling, members in group_by_sampling(sequences).items():
+        for sampling, members in rows_by(one.sampling for one in sequences).items():
             if sampling.greedy:
                 continue
             some = [sequences[i] for i in members]
