@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.gguf import ROPE_FACTORS, gguf_package
+from malmoi.checkpoint.gguf import LLAMA_KEYS, ROPE_FACTORS, SIZES, gguf_package
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
@@ -28,12 +28,10 @@ from malmoi.tokenizer.gguf import gguf_vocabulary
 # dtype → general.file_type
 GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 F32_TENSORS = ("position_embd.",)  # matrices that llama.cpp requires in f32
-_SIZES = {  # metadata key after the architecture's name → our config field
-    "context_length": "context",
-    "embedding_length": "width",
-    "block_count": "depth",
-    "feed_forward_length": "hidden",
-    "attention.head_count": "heads",
+_LLAMA_SIZES = {
+    "vocab_size": "vocab",
+    "attention.value_length": "head_width",
+    "rope.dimension_count": "head_width",
 }
 
 
@@ -48,22 +46,9 @@ class GGUFArchitecture:
 
 GGUF_ARCHITECTURES = {
     "gpt2": GGUFArchitecture(
-        GPT2_TABLE, _SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}
+        GPT2_TABLE, SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}
     ),
-    "llama": GGUFArchitecture(
-        LLAMA_TABLE,
-        _SIZES
-        | {
-            "vocab_size": "vocab",
-            "attention.head_count_kv": "kv_heads",
-            "attention.key_length": "head_width",
-            "attention.value_length": "head_width",
-            "attention.layer_norm_rms_epsilon": "eps",
-            "rope.dimension_count": "head_width",
-            "rope.freq_base": "rotary_base",
-        },
-        {},
-    ),
+    "llama": GGUFArchitecture(LLAMA_TABLE, LLAMA_KEYS | _LLAMA_SIZES, {}),
 }
 
 

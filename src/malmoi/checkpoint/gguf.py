@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.hf_tables import LLAMA_TABLE, SCALING_NUMBERS
+from malmoi.checkpoint.hf_tables import LLAMA_TABLE, PLACE, SCALING_NUMBERS
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure
@@ -199,19 +199,20 @@ def gguf_package() -> Any:
 
 # ------------------------------------------------------------------ the model
 
-GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+SIZES = {  # llama.cpp's metadata keys after the architecture's name → our config fields
+    "context_length": "context",
+    "embedding_length": "width",
+    "block_count": "depth",
+    "feed_forward_length": "hidden",
+    "attention.head_count": "heads",
 }
-OPTIONAL_FIELDS = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
+LLAMA_KEYS = SIZES | {
+    "attention.head_count_kv": "kv_heads",
+    "attention.key_length": "head_width",
+    "attention.layer_norm_rms_epsilon": "eps",
+    "rope.freq_base": "rotary_base",
 }
+LLAMA_NAMES = {one.ours: one.theirs.removeprefix(PLACE) for one in LLAMA_TABLE.fields}
 SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -256,12 +257,12 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Tokenizer,
 def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     """The Hugging Face config.json that the metadata describes."""
     meta = {k.removeprefix("llama."): v for k, v in file.metadata.items() if k.startswith("llama.")}
-    for name in GGUF_FIELDS:
+    for name in SIZES:
         ensure(name in meta, "{path} does not say llama.{name}.", path=file.path, name=name)
     named = {
-        theirs: _number(file.path, ours, meta[ours])
-        for ours, theirs in (GGUF_FIELDS | OPTIONAL_FIELDS).items()
-        if ours in meta
+        LLAMA_NAMES[ours]: _number(file.path, key, meta[key])
+        for key, ours in LLAMA_KEYS.items()
+        if key in meta
     }
     tensors = file.tensors
     embedding = tensors.get("token_embd.weight")

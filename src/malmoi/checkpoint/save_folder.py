@@ -162,15 +162,6 @@ def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
 
-# what the hub calls the task of a head; fine-tuned heads first
-PIPELINES = {
-    "classify": "text-classification",
-    "tag": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-    "lm": "text-generation",
-    "mlm": "fill-mask",
-}
 # shown for tokenizers that were trained on Korean text
 KOREAN_USAGE = {
     "lm": 'generate("우리나라의")',
@@ -209,7 +200,7 @@ def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) 
     use = "\n".join(f'malmoi.load(".").{one}' for one in uses).replace("{mask}", mask)
     own = "A model of Malmoi's own type: after `import malmoi`,"
     kind = own if model_type == OWN_MODEL_TYPE else f"A `{model_type}` model:"
-    tag = next((tag for head, tag in PIPELINES.items() if head in network.heads), "")
+    tag = next((spec.hub_task for name, spec in HEADS.items() if name in network.heads), "")
     about = "language: ko\n" if korean else ""
     about += f"pipeline_tag: {tag}\n" if tag else ""
     return f"""---

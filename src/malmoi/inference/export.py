@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 
@@ -18,7 +18,7 @@ from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
 ExportFormat = Literal["onnx", "gguf"]
-FORMATS: tuple[ExportFormat, ...] = ("onnx", "gguf")
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
 @dataclass(frozen=True, repr=False)

@@ -193,6 +193,7 @@ class HeadSpec:
     choices: bool = False  # a row is several texts, one score each
     outputs: tuple[str, ...] = ("logits",)  # as transformers names them
     peft_task: str = ""  # PEFT's task type
+    hub_task: str = ""  # as the hub calls it
     usage: str = ""  # how a model card shows it
 
 
@@ -204,35 +205,41 @@ HEADS = {
         pooled=True,
         labelled=True,
         peft_task="SEQ_CLS",
+        hub_task="text-classification",
         usage='predict("a text")',
     ),
     "tag": HeadSpec(
         build=lambda c, token, n: _token_head(c, n),
         labelled=True,
         peft_task="TOKEN_CLS",
+        hub_task="token-classification",
         usage='predict("Alice went to Seoul.")',
     ),
     "span": HeadSpec(
         build=lambda c, token, n: _token_head(c, 2),
         outputs=("start_logits", "end_logits"),
         peft_task="QUESTION_ANS",
+        hub_task="question-answering",
         usage='predict(("Where did she go?", "Alice went to Seoul."))',
     ),
     "choice": HeadSpec(
         build=lambda c, token, n: LinearHead(c, 1),
         pooled=True,
         choices=True,
+        hub_task="multiple-choice",
         usage='predict(("It rained, so", ("the street was wet.", "the sun shone.")))',
     ),
     "lm": HeadSpec(
         build=lambda c, token, n: LMHead(c, token),
         vocabulary=True,
         peft_task="CAUSAL_LM",
+        hub_task="text-generation",
         usage='generate("The state of")',
     ),
     "mlm": HeadSpec(
         build=lambda c, token, n: MLMHead(c, token),
         vocabulary=True,
+        hub_task="fill-mask",
         usage='fill("The {mask} of the union")',
     ),
     # unlike a classifier's, without dropout on the pooled vector

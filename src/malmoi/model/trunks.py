@@ -1,10 +1,8 @@
 """Trunks that read or return more than a text: encoder and decoder, feature prefixes, layers.
 
-The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to its states.
-Ready-made vectors before the text: images, sounds, anything that has features. Feature-based models
-on a frozen trunk (BERT §5.3): which layers to read and how to combine them. B batch, T target
-tokens, S source tokens, D width, H heads, G key/value heads, E head width, P vectors of each row,
-F their width, L layers read.
+Feature-based models read layers of a frozen trunk (BERT §5.3). B batch, T target and S source
+tokens, D width, H heads, G key/value heads, E head width, P vectors of each row, F their width,
+L layers read.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,4 @@
-"""Constrained decoding: allowed tokens, banned words, a number of tokens; all of several.
-
-V vocabulary.
-"""
+"""Constrained decoding: allowed tokens, banned words, a number of tokens; V is the vocabulary."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
