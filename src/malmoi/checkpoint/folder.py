@@ -304,9 +304,9 @@ def _read_own(
     embedding = weights.get("trunk.embed.token.weight")
     if config.tied and embedding is not None:
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
-    for name in wrong:
+    if wrong:
         raise MalmoiError(
-            "{folder}: the tensor {name} does not fit config.json.", folder=folder, name=name
+            "{folder}: the tensor {name} does not fit config.json.", folder=folder, name=wrong[0]
         )
     return network, fill_network(network, weights, folder, {})
 

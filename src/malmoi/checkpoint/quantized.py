@@ -279,16 +279,10 @@ def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path)
 
 
 def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:
-    if words.dtype != torch.int32 or words.dim() != 2 or scale.dim() != 2:
-        return False
-    if shape.shape != (2,) or shape.dtype not in (torch.int32, torch.int64):
+    whole = words.dtype == torch.int32 and shape.dtype in (torch.int32, torch.int64)
+    if not whole or shape.shape != (2,) or scale.dim() != 2 or not scale.is_floating_point():
         return False
     rows, columns = shape.tolist()
-    groups = scale.size(1)
-    return (
-        words.shape == (rows, -(-columns * bits // WORD_BITS))
-        and scale.is_floating_point()
-        and len(scale) == rows
-        and groups > 0
-        and columns % groups == 0
-    )
+    held, groups = scale.shape
+    packed = words.shape == (rows, -(-columns * bits // WORD_BITS))
+    return packed and held == rows and groups > 0 and columns % groups == 0

@@ -107,12 +107,11 @@ class LoadedModel:
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
-            can = ", ".join(verb for verb in self.abilities if verb != "stream")
             raise UsageError(
                 "This model cannot {verb}: it has no {head} head. It can: {can}.",
                 verb=verb,
                 head=head,
-                can=can,
+                can=", ".join(verb for verb in self.abilities if verb != "stream"),
             )
 
     @property

@@ -40,10 +40,8 @@ def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoin
 
 def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> None:
     """Writes an adapter and its base as one model."""
-    sentence = "{model} is not an adapter, so there is nothing to merge."
-    require_that(is_adapter(model), sentence, model=model)
-    sentence = "{out} holds an adapter; choose another folder for the merged model."
-    require_that(not is_adapter(out), sentence, out=out)
+    require_that(is_adapter(model), "{model} is not an adapter to merge.", model=model)
+    require_that(not is_adapter(out), "{out} holds an adapter; choose another folder.", out=out)
     require_free(out, overwrite=overwrite)
     write_checkpoint(read_with_adapter(model), out)
 

@@ -173,8 +173,7 @@ class Model(LanguageModel, Interpretation):
         from malmoi.inference.translation import Translator, banned_tokens
 
         vocab = self.config.vocab
-        sentence = "This model cannot translate: it is not an encoder-decoder."
-        require_that(self.config.encoder_depth, sentence)
+        require_that(self.config.encoder_depth, "This model cannot translate: it has no encoder.")
         ends = sorted(self._ends)
         require_that(ends, "This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation_setting("decoder_start_token_id")
@@ -191,8 +190,7 @@ class Model(LanguageModel, Interpretation):
         For a model that was trained on features with texts (the recipe caption-small).
         """
         c = self.config
-        sentence = "This model cannot describe features: it was not trained on any."
-        require_that(c.feature_count, sentence)
+        require_that(c.feature_count, "This model cannot describe: it was trained on no features.")
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
         sentence = "max_new_tokens={limit}: after the features there is room for {room}."
@@ -349,11 +347,10 @@ class Model(LanguageModel, Interpretation):
         from malmoi.inference.predict import refuse_file_name, row_texts
 
         if self.task_head is None:
-            source = self.checkpoint.source or "DIR"
             raise UsageError(
                 "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
                 "A,B) or fine-tune it: malmoi finetune rows.csv --model {source}",
-                source=source,
+                source=self.checkpoint.source or "DIR",
             )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)

@@ -197,9 +197,10 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
 
 def refuse_file_name(texts: object) -> None:
     """Raises an error for a text that is the name of a table file, whose rows were meant."""
-    if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
-        sentence = "{texts} is a file; to predict its rows: predict(pathlib.Path({texts!r}))."
-        raise UsageError(sentence, texts=texts)
+    is_file = isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file()
+    require_that(
+        not is_file, "{texts} is a file; call predict(pathlib.Path({texts!r})).", texts=texts
+    )
 
 
 def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
@@ -224,9 +225,8 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
         return ()
     names = columns["choices"].split(",")
     given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
-    if not isinstance(given, Sequence) or None in given:
-        sentence = "A row has no choices in {names}, which this model reads."
-        raise UsageError(sentence, names=", ".join(names))
+    listed = isinstance(given, Sequence) and None not in given
+    require_that(listed, "A row has no choices in {names}.", names=", ".join(names))
     return (tuple(map(str, given)),)
 
 

@@ -21,7 +21,7 @@ from malmoi.model import KVCache, Network
 from malmoi.model.trunks import CrossActivations, EncoderDecoder, Memory
 from malmoi.system.machine import per_device
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.padding import BatchLimits, length_batches, pad_to_width
+from malmoi.tokenizer.padding import BatchLimits, keep_mask, length_batches, pad_to_width
 
 EXTRA_TOKENS = 50  # a translation has at most this many tokens more than its source (§6.1)
 BEAMS = 4
@@ -70,11 +70,10 @@ class Translator:
         return in_order((some, translated(some)) for some in batches)
 
     def _read(self, sources: Sequence[Sequence[int]]) -> Memory:
+        device = self.network.device
         width = max(map(len, sources))
         tokens = torch.from_numpy(pad_to_width(sources, width, self.pad))
-        keep = torch.arange(width) < torch.tensor([[len(source)] for source in sources])
-        device = self.network.device
-        return self.trunk.encode(tokens.to(device), keep.to(device))
+        return self.trunk.encode(tokens.to(device), keep_mask(sources, device=device))
 
     def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:
         """log P of every next token [R, V], after the newest tokens [R]."""
@@ -154,9 +153,8 @@ def cross_attention(
     seen = CrossActivations()
     tokens = torch.tensor([[translator.start, *written]], device=device)
     translator.trunk(tokens, source=torch.tensor([read], device=device), activations=seen)
-    depth = len(seen.cross)
-    known = -depth <= layer < depth
-    require_that(known, "This model has the decoder layers 0 to {last}.", last=depth - 1)
+    layers = range(-len(seen.cross), len(seen.cross))
+    require_that(layer in layers, "This model has the decoder layers 0 to {last}.", last=layers[-1])
     weights = seen.cross[layer][0].mean(0).float().cpu().numpy()
     # row t predicts target token t
     names = [tokenizer.token(token) for token in (*written, translator.end)]

@@ -95,8 +95,7 @@ class Pooler(nn.Module):
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
         if firsts is None:
             return pool_tokens(self.pool, hidden, keep)
-        sentence = "Mean pooling needs one text per row: set data.packed=false."
-        require_that(self.pool != "mean", sentence)
+        require_that(self.pool != "mean", "Mean pooling needs data.packed=false.")
         return hidden.flatten(0, 1)[firsts]  # packed rows: flat indices of the tokens to pool
 
 

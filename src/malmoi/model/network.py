@@ -86,8 +86,7 @@ class Network(nn.Module):
 
     def require_language_head(self) -> str:
         """The head over the vocabulary, with which layers are read as tokens."""
-        sentence = "This model has no head over the vocabulary to read its layers as tokens."
-        require_that(self.language_head, sentence)
+        require_that(self.language_head, "This model has no head over the vocabulary.")
         return self.language_head
 
     @property

@@ -282,10 +282,10 @@ def _named(layout: Layout, token: str) -> Predicate:
     make = PATTERNS.find(name)
     arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
     wanted = make.__code__.co_varnames[1 : make.__code__.co_argcount]
-    if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
-        raise UsageError(
-            "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
-            token=token,
-            example=name + (":" + ",".join(wanted) if wanted else ""),
-        )
+    require_that(
+        len(arguments) == len(wanted) and all(n >= 1 for n in arguments),
+        "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
+        token=token,
+        example=name + (":" + ",".join(wanted) if wanted else ""),
+    )
     return make(layout, *arguments)

@@ -282,8 +282,7 @@ class Transformer(nn.Module):
         self._check_length(tokens, positions, cache)
         if self.soft_prompt is not None and not self.is_causal:
             plain = positions is None and documents is None and cache is None
-            sentence = "Soft tokens with a bidirectional model need one padded text per row."
-            require_that(plain, sentence)
+            require_that(plain, "Soft tokens of a BERT need one padded text per row.")
             soft = self.soft_prompt.expand(len(tokens), -1, -1)
             hidden = self._after_vectors(soft, tokens, segments, keep, activations=activations)
             if activations:
