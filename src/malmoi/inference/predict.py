@@ -224,7 +224,7 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
     if "choices" not in columns:
         return ()
     names = columns["choices"].split(",")
-    given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
+    given: Any = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
     listed = isinstance(given, Sequence) and None not in given
     require_that(listed, "A row has no choices in {names}.", names=", ".join(names))
     return (tuple(map(str, given)),)

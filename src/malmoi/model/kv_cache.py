@@ -58,9 +58,7 @@ class KVCache:
         """Reserves slots for new tokens at these positions [B, T]; `keep` marks non-padding."""
         start = self.used
         self.used += positions.size(1)
-        require_that(
-            self.used <= self.capacity, "The cache of {n} tokens is full.", n=self.capacity
-        )
+        require_that(self.used <= self.capacity, "A cache of {n} tokens is full.", n=self.capacity)
         self.positions[:, start : self.used] = positions
         self.keep[:, start : self.used] = True if keep is None else keep
         self.padded = self.padded or keep is not None
