@@ -235,12 +235,18 @@ ROTARY_ANGLES = (".inv_freq",)  # follow from rope_theta
 
 # How transformers pools a text for its multiple-choice heads, which the weights alone do not tell.
 _GPT_CHOICE = {
-    "choice": {
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "summary_proj_to_labels": True,
-        "summary_activation": None,
-    }
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "summary_proj_to_labels": True,
+    "summary_activation": None,
+}
+_GPT_COMMON: dict[str, Any] = {
+    "prefix": "transformer.",
+    "only_for": {"choice": _GPT_CHOICE},
+    "write": {"embd_pdrop": "dropout"},
+    "aliases": _GPT_ALIASES,
+    "buffers": CAUSAL_MASKS,
+    "free": ("lm",),
 }
 
 BERT_TABLE = Table(
@@ -428,7 +434,6 @@ ALBERT_TABLE = Table(
 GPT2_TABLE = Table(
     model_type="gpt2",
     family=families.gpt2,
-    prefix="transformer.",
     fields=(
         *_GPT_FIELDS,
         Field("hidden", "n_inner"),
@@ -449,17 +454,12 @@ GPT2_TABLE = Table(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    only_for=_GPT_CHOICE,
-    write={"embd_pdrop": "dropout"},
-    aliases=_GPT_ALIASES,
-    buffers=CAUSAL_MASKS,
-    free=("lm",),
+    **_GPT_COMMON,
 )
 
 GPT1_TABLE = Table(
     model_type="openai-gpt",
     family=families.gpt1,
-    prefix="transformer.",
     # Hugging Face's "gelu" means the tanh form here, and only here.
     fields=(*_GPT_FIELDS, Field("activation", "afn", {"gelu": "gelu_tanh", "relu": "relu"})),
     rules=(
@@ -469,11 +469,7 @@ GPT1_TABLE = Table(
         *_gpt_heads(),
     ),
     architectures=_gpt_classes("OpenAIGPT"),
-    only_for=_GPT_CHOICE,
-    write={"embd_pdrop": "dropout"},
-    aliases=_GPT_ALIASES,
-    buffers=CAUSAL_MASKS,
-    free=("lm",),
+    **_GPT_COMMON,
 )
 
 

@@ -207,10 +207,9 @@ class LanguageModel(LoadedModel):
         """Classifies a text, or a list of them, by the names of the labels, without training.
 
         A model fine-tuned for inference is asked whether the text entails "This text is LABEL.",
-        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT's
-        likelihoods or a BERT's masks are compared after a prompt that has {text} and optionally
-        {labels}, calibrated with content-free texts; `examples` are (text, label) pairs shown
-        first.
+        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT or BERT
+        completes a prompt that has {text} and optionally {labels}, calibrated with content-free
+        texts; `examples` are (text, label) pairs shown first.
         """
         from malmoi.inference.zero_shot import classify
 

@@ -280,9 +280,7 @@ class Model(LanguageModel, Interpretation):
         tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
         normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
         A text longer than the context is an error unless `truncate`; a sentence encoder truncates
-        at the length of its folder, with a note.
-        A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
-        the target's.
+        with a note. For a model trained on pairs, `language` is 0 (the source's) or 1.
         """
         from malmoi.inference.embed import embed_texts, note_truncated
 
@@ -334,15 +332,12 @@ class Model(LanguageModel, Interpretation):
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
-        a `pathlib.Path` is a list of rows. A classifier returns `Prediction(label, scores)`, a
-        multi-label one `MultiLabelPrediction(labels, scores)`, a tagger a list of
-        `Span(text, label, start, end, score)`. A question-answering model takes (question, context)
-        and returns `Answer(text, start, end, score, candidates, null)`; a multiple-choice model
-        takes (text, choices) and returns a `Prediction` of the best choice; a model fine-tuned for
-        writing takes a prompt and returns a `Reply(text)`.
+        a `pathlib.Path` is a list of rows. A classifier returns a `Prediction`, a multi-label one a
+        `MultiLabelPrediction`, a tagger a list of `Span`. A question-answering model takes
+        (question, context) and returns an `Answer`; a multiple-choice model takes (text, choices)
+        and returns the `Prediction` of one; a model fine-tuned for writing returns a `Reply`.
 
-        Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
-        model that predicts something else is then refused.
+        With `kind`, one of these classes or list[Span], any other prediction is refused.
         """
         from malmoi.inference.predict import refuse_file_name, row_texts
 
