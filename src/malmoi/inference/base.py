@@ -102,7 +102,8 @@ class LoadedModel:
     def _require_text_input(self, verb: str) -> None:
         c = self.config
         require_that(not c.encoder_depth, "This model cannot {verb}: it translates.", verb=verb)
-        require_that(not c.feature_count, "This model cannot {verb}: use describe.", verb=verb)
+        sentence = "This model cannot {verb}: it generates text from features. Use describe."
+        require_that(not c.feature_count, sentence, verb=verb)
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)

@@ -125,7 +125,7 @@ class Network(nn.Module):
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
         c = self.config
-        sentence = "{what} does not support models of translations or features."
+        sentence = "{what} does not support translation models or models of features."
         require_that(not (c.encoder_depth or c.feature_count), sentence, what=msg(what))
 
     def masked(self) -> "Network":

@@ -177,9 +177,10 @@ class FeaturePrefix(Transformer):
         read = [self.config.feature_count, self.config.feature_width]
         require_that(
             [*features.shape[1:]] == read,
-            "These features have the shape {shape}; this model reads {read} for each text.",
+            "These features have the shape {shape}; this model reads {n} vectors of {size} numbers.",
             shape=[*features.shape],
-            read=read,
+            n=read[0],
+            size=read[1],
         )
         self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
         vectors = self.project(features.to(self.project.weight.dtype))
