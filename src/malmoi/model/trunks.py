@@ -177,7 +177,7 @@ class FeaturePrefix(Transformer):
         read = [self.config.feature_count, self.config.feature_width]
         require_that(
             [*features.shape[1:]] == read,
-            "These features have the shape {shape}; this model reads {n} vectors of {size} numbers.",
+            "Features have the shape {shape}; this model reads {n} vectors of {size} numbers.",
             shape=[*features.shape],
             n=read[0],
             size=read[1],
