@@ -95,7 +95,7 @@ def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
 def pairs_needed() -> UsageError:
     """The error of a sentence encoder that was given single texts."""
     return UsageError(
-        "A sentence encoder compares two texts: give (first, second), or --labels A,B."
+        "A sentence encoder compares two texts: give pairs, labels (--labels A,B) or fine-tune it."
     )
 
 

@@ -56,7 +56,9 @@ class _Text:
 def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
     """log p of every text, each token given those before; `pseudo_scores` of a masked model."""
     if "lm" not in network.heads:
-        require_that("mlm" in network.heads, "Only a language model can score a text.")
+        require_that(
+            "mlm" in network.heads, "Only a causal or a masked language model scores texts."
+        )
         parts = [SplitText("", text) for text in texts]
         return [score.logprob for score in pseudo_scores(network, tokenizer, parts)]
     start = start_token(tokenizer)

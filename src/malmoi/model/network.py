@@ -131,7 +131,7 @@ class Network(nn.Module):
     def masked(self) -> "Network":
         """A bidirectional view, whose mlm head is the lm head one position to the left."""
         c = self.config
-        require_that(c.both_ways, "This model was not trained to read both ways.")
+        require_that(c.both_ways, "This model reads left to right only.")
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
