@@ -102,10 +102,6 @@ def said() -> set[str]:
         for argument in call.args if name in DOORS else ():
             chosen = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else []
             found |= {one.value for one in (argument, *chosen) if is_text(one)}  # type: ignore[attr-defined]
-    for node in nodes():  # and what is named before it is passed on
-        if isinstance(node, ast.Assign) and is_text(node.value):
-            names = {getattr(target, "id", "") for target in node.targets}
-            found |= {node.value.value} if names & {"sentence", "note", "wrong"} else set()  # type: ignore[attr-defined]
     return {text for text in found if re.search("[A-Za-z]{2,} [A-Za-z]", words_of(text))}
 
 

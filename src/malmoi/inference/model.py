@@ -293,8 +293,8 @@ class Model(LanguageModel, Interpretation):
         if not truncate:
             note_truncated(listed, encodings, reader._longest)
         known = self.config.segments
-        wrong = "This model has no language {language}: it has {known} segments."
-        require_that(0 <= language < max(1, known), wrong, language=language, known=known)
+        lacks = "This model has no language {language}: it has {known} segments."
+        require_that(0 <= language < max(1, known), lacks, language=language, known=known)
         if language:  # a segment of a model that was trained on pairs
             encodings = [replace(e, segments=[language] * len(e.tokens)) for e in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
