@@ -231,7 +231,7 @@ def prompt_lookup(
     only faster where it repeats: summaries, answers from a context, code.
     """
     check_causal(network)
-    require_that(not network.config.recurrent, "A recurrent model cannot go back: omit speculate.")
+    require_that(not network.config.recurrent, "A recurrent state cannot go back: omit speculate.")
     text = list(prompt)
     end = min(len(text) + limit, network.config.context)
     cache = KVCache(network.config, 1, end, dtype=network.dtype, device=network.device)
