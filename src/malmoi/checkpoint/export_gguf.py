@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.gguf import ROPE_FACTORS, gguf_package
+from malmoi.checkpoint.gguf import LLAMA_KEYS, ROPE_FACTORS, SIZES, gguf_package
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.checkpoint.weights import dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -28,12 +28,10 @@ from malmoi.tokenizer.gguf import gguf_vocabulary
 # dtype → general.file_type
 GGUF_DTYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 F32_TENSORS = ("position_embd.",)  # matrices that llama.cpp requires in f32
-_SIZES = {  # metadata key after the architecture's name → our config field
-    "context_length": "context",
-    "embedding_length": "width",
-    "block_count": "depth",
-    "feed_forward_length": "hidden",
-    "attention.head_count": "heads",
+_LLAMA_SIZES = {
+    "vocab_size": "vocab",
+    "attention.value_length": "head_width",
+    "rope.dimension_count": "head_width",
 }
 
 
@@ -48,22 +46,9 @@ class GGUFArchitecture:
 
 GGUF_ARCHITECTURES = {
     "gpt2": GGUFArchitecture(
-        GPT2_TABLE, _SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}
+        GPT2_TABLE, SIZES | {"attention.layer_norm_epsilon": "eps"}, {"activation": "gelu_tanh"}
     ),
-    "llama": GGUFArchitecture(
-        LLAMA_TABLE,
-        _SIZES
-        | {
-            "vocab_size": "vocab",
-            "attention.head_count_kv": "kv_heads",
-            "attention.key_length": "head_width",
-            "attention.value_length": "head_width",
-            "attention.layer_norm_rms_epsilon": "eps",
-            "rope.dimension_count": "head_width",
-            "rope.freq_base": "rotary_base",
-        },
-        {},
-    ),
+    "llama": GGUFArchitecture(LLAMA_TABLE, LLAMA_KEYS | _LLAMA_SIZES, {}),
 }
 
 
@@ -72,14 +57,12 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
     require_known(dtype, GGUF_DTYPES, "This file cannot be written as {name!r}.{hint}")
     network = checkpoint.network
     name = _kind(network)
-    if checkpoint.tokenizer is None:
-        raise UsageError("This model's folder has no tokenizer, and a GGUF file must hold one.")
     gguf = gguf_package()
     values = resolve_rules(network.config)
     fields = {theirs: values[ours] for theirs, ours in GGUF_ARCHITECTURES[name].fields.items()}
     sizes = fields | _scaling(network.config)
     metadata = {f"{name}.{field}": value for field, value in sizes.items()}
-    metadata |= gguf_vocabulary(checkpoint.tokenizer, network.config.vocab)
+    metadata |= gguf_vocabulary(checkpoint.required_tokenizer, network.config.vocab)
     metadata |= {"general.file_type": int(gguf.LlamaFileType[GGUF_DTYPES[dtype]])}
     metadata |= {"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}
     metadata |= {"general.name": checkpoint.source.name} if checkpoint.source else {}
@@ -90,30 +73,21 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
 
 def _kind(network: Network) -> str:
     """The architecture that computes exactly this network; if there is none, raises with why."""
-    if is_quantized(network) or network.features is not None or set(network.heads) != {"lm"}:
-        what = (
-            msg("int8 weights")
-            if is_quantized(network)
-            else msg("the heads {heads}", heads=", ".join(network.heads) or msg("none"))
-        )
-        raise UsageError(
-            "GGUF is for language models with their own weights; this one has {what}. Export "
-            "it to ONNX.",
-            what=what,
-        )
+    heads = msg("the heads {heads}", heads=", ".join(network.heads) or msg("none"))
     require_that(
-        not network.trunk.has_soft_tokens,
-        "A GGUF file cannot hold soft tokens: they belong to an adapter, beside its base.",
+        set(network.heads) == {"lm"} and not (is_quantized(network) or network.features),
+        "GGUF holds plain language models; this one has {what}. Export it to ONNX.",
+        what=msg("int8 weights") if is_quantized(network) else heads,
     )
+    require_that(not network.trunk.has_soft_tokens, "A GGUF file cannot hold soft tokens.")
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
-    if apart[near]:
-        raise UsageError(
-            "llama.cpp does not support this model, which differs from {near}: {fields}. "
-            "Export it to ONNX.",
-            near=near,
-            fields=", ".join(f"{field} = {value!r}" for field, value in apart[near].items()),
-        )
+    require_that(
+        not apart[near],
+        "llama.cpp does not support it; it differs from {near}: {fields}. Export it to ONNX.",
+        near=near,
+        fields=", ".join(f"{field} = {value!r}" for field, value in apart[near].items()),
+    )
     return near
 
 

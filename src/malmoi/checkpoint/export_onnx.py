@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, POOLED_HEADS
-from malmoi.model.trunks import BiLSTM
+from malmoi.model.trunks import BiLSTM, FeatureReader
 from malmoi.system.files import replace_file, scratch_folder
 from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
@@ -69,11 +69,8 @@ class OnnxModel(nn.Module):
         if self.recurrent is None:
             return self.network.hidden(tokens, keep=keep, segments=segments)
         states = self.network.trunk(tokens, keep=keep, segments=segments)
-        read: Tensor = self.recurrent(
-            self.network.reader.join(states),  # type: ignore[union-attr]
-            keep,
-        )
-        return read
+        reader = cast(FeatureReader, self.network.reader)
+        return cast(Tensor, self.recurrent(reader.join(states), keep))
 
     def pooled_places(self, keep: Tensor) -> Tensor | None:
         """Flat positions of the pooled tokens; `Pooler` uses len(), which fixes the batch."""
@@ -96,10 +93,8 @@ class OnnxLSTM(nn.Module):
         # per layer, forward then backward: W, R and their biases
         weights = lstm.lstm.all_weights
         for pair in zip(weights[::2], weights[1::2], strict=True):
-            w, r, b, c = (
-                torch.stack([_reordered(part) for part in parts])
-                for parts in zip(*pair, strict=True)
-            )
+            both = (map(_reordered, parts) for parts in zip(*pair, strict=True))
+            w, r, b, c = (torch.stack(tuple(parts)) for parts in both)
             self.layers.extend((w, r, torch.cat((b, c), 1)))
 
     def forward(self, x: Tensor, keep: Tensor) -> Tensor:
@@ -128,19 +123,17 @@ def _reordered(weight: Tensor) -> Tensor:
 def export_onnx(
     checkpoint: Checkpoint, path: Path, dtype: str = "fp32", inline_bytes: int = MAX_INLINE_BYTES
 ) -> float:
-    """Writes the file after checking it in ONNX Runtime; returns the largest difference.
-
-    Weights of more than `inline_bytes` go into a file beside it, as protobuf cannot hold them.
-    """
+    """Writes the file, checked in ONNX Runtime; large weights beside it. The largest difference."""
     network = checkpoint.network.eval()
-    _check(network, dtype)
+    size = sum(weight.nbytes for weight in network.parameters())
+    _check(network, dtype, size)
     graph = OnnxModel(network)
     with _exporter(), scratch_folder(path.parent) as folder:
         made = folder / path.name
         report_progress(Progress("trace the graph", 0))
         program = _program(graph)
         _describe(program.model, checkpoint, graph)
-        program.save(made, external_data=_size(network) > inline_bytes)
+        program.save(made, external_data=size > inline_bytes)
         if dtype == "int8":
             _quantize(made)
         report_progress(Progress("compare the scores with ours", 0))
@@ -156,26 +149,14 @@ def export_onnx(
     return far
 
 
-def _check(network: Network, dtype: str) -> None:
+def _check(network: Network, dtype: str, size: int) -> None:
     require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
-    require_that(
-        not is_quantized(network),
-        "This folder's weights are int8 already; export the model it was made from, with "
-        "--dtype int8.",
-    )
-    require_that(
-        dtype != "int8" or _size(network) <= MAX_INLINE_BYTES,
-        "ONNX Runtime can quantise models of up to 2 GB only; export this one as fp32.",
-    )
+    plain = not is_quantized(network)
+    require_that(plain, "These weights are int8 already: export the model that they are from.")
+    small = dtype != "int8" or size <= MAX_INLINE_BYTES
+    require_that(small, "ONNX Runtime can quantise models of up to 2 GB: export this as fp32.")
     network.require_attention("ONNX export")
-    require_that(
-        not network.trunk.has_soft_tokens,
-        "An ONNX file cannot hold soft tokens: they belong to an adapter, beside its base.",
-    )
-
-
-def _size(network: Network) -> int:
-    return sum(weight.nbytes for weight in network.parameters())
+    require_that(not network.trunk.has_soft_tokens, "An ONNX file cannot hold soft tokens.")
 
 
 @contextmanager
@@ -191,11 +172,8 @@ def _program(graph: OnnxModel) -> Any:
     """Traces with dynamic lengths; torch raises if it would fix an example's shape."""
     context = graph.network.config.context
     example = example_inputs(graph, 2, min(8, context))
-    limits = {
-        "batch": Dim("batch"),
-        "choices": Dim("choices"),
-        "length": Dim("length", max=context),
-    }
+    limits = {name: Dim(name) for name in ("batch", "choices")}
+    limits["length"] = Dim("length", max=context)
     shapes = tuple({i: limits[name] for i, name in enumerate(graph.shape)} for _ in example)
     try:
         return torch.onnx.export(
@@ -220,8 +198,8 @@ def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
         part.metadata_props.clear()
     _name_axes(model, graph)
     about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
-    meta: dict[str, Any] = {"labels": checkpoint.labels, "malmoi": checkpoint.extra}
-    meta["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
+    named = {str(i): name for i, name in enumerate(checkpoint.labels)}
+    meta = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "id2label": named}
     about |= {name: json.dumps(value, ensure_ascii=False) for name, value in meta.items() if value}
     model.metadata_props.update(about)
 
@@ -257,15 +235,12 @@ def _distance(graph: OnnxModel, file: Path) -> float:
 
     given = example_inputs(graph, 3, min(13, graph.network.config.context))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    theirs = session.run(
-        None, {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)}
-    )
+    inputs = {name: part.numpy() for name, part in zip(graph.inputs, given, strict=True)}
+    both = zip(expected_scores(graph, given), session.run(None, inputs), strict=True)
+    gaps = [np.abs(ours - theirs) for ours, theirs in both]
     mask = given[1].numpy() > 0
-    both = zip(expected_scores(graph, given), theirs, strict=True)
-    gaps = [np.abs(ours - other) for ours, other in both]
-    return max(
-        float(gap[mask if gap.shape[: mask.ndim] == mask.shape else ...].max()) for gap in gaps
-    )
+    places = [mask if gap.shape[: mask.ndim] == mask.shape else ... for gap in gaps]
+    return max(float(gap[some].max()) for gap, some in zip(gaps, places, strict=True))
 
 
 def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ...]:
@@ -283,10 +258,9 @@ def example_inputs(graph: OnnxModel, rows: int, length: int) -> tuple[Tensor, ..
 def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
     """The network's own outputs for these inputs."""
     rows, mask, *segments = (part.flatten(0, -2) for part in given)
-    network = graph.network
-    keep = mask.bool()
-    second = segments[0] if segments else None
+    network, keep = graph.network, mask.bool()
+    hidden = network.hidden(rows, keep=keep, segments=segments[0] if segments else None)
     if graph.head is None:
-        return [network.hidden(rows, keep=keep, segments=second).numpy()]
-    found = network(rows, heads=(graph.head,), keep=keep, segments=second)[graph.head]
-    return [part.numpy() for part in graph.split(found, given[0])]
+        return [hidden.numpy()]
+    scores = network.read(graph.head, hidden, keep)
+    return [part.numpy() for part in graph.split(scores, given[0])]

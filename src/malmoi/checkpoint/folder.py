@@ -67,19 +67,18 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
     if not path.is_file():
         return None
     found = parse(read_text(path), str(path))
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise MalmoiError(
-            "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
-        )
+    listed = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    ensure(
+        listed, "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
+    )
     modules = [JsonObject(one, str(path)) for one in found]
     names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
-    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise MalmoiError(
-            "{path} lists the modules {names}; Malmoi supports Transformer, Pooling and "
-            "Normalize. Remove that file to load only the encoder.",
-            path=path,
-            names=", ".join(names)[:80] or msg("none"),
-        )
+    ensure(
+        names in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),
+        "{path} lists the modules {names}; to load the encoder alone, remove that file.",
+        path=path,
+        names=", ".join(names)[:80] or msg("none"),
+    )
     inner = modules[1].text("path")
     if Path(inner).name != inner or not inner:
         raise modules[1].wrong("path", "the name of a folder beside it")
@@ -88,14 +87,11 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
 
 def _length(folder: Path) -> int:
     """Where a text is truncated; newer versions write the tokenizer's length alone."""
-    limits, tokenizer = folder / LENGTH_FILE, folder / "tokenizer_config.json"
-    if limits.is_file() and (
-        found := read_object(limits).whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS)
-    ):
+    limits = read_model_json(folder / LENGTH_FILE, required=False)
+    if found := limits.whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS):
         return found
-    if not tokenizer.is_file():
-        return 0
-    longest = read_object(tokenizer).number("model_max_length", default=0.0)
+    tokenizer = read_model_json(folder / "tokenizer_config.json", required=False)
+    longest = tokenizer.number("model_max_length", default=0.0)
     return int(longest) if 0 < longest <= MAX_CONTEXT_TOKENS else 0  # 1e30: no limit
 
 
@@ -115,10 +111,7 @@ def _mode(path: Path) -> PooledTokens:
 
 
 def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width: int) -> None:
-    """Writes the files from which sentence-transformers builds the same vectors.
-
-    Without a pooling, modules.json of an earlier model in the folder is removed.
-    """
+    """Writes the files of sentence-transformers; removes an earlier one without a pooling."""
     if pooling is None:
         (folder / MODULES_FILE).unlink(missing_ok=True)
         return
@@ -128,15 +121,12 @@ def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width:
         {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
         for i, (name, at) in enumerate(names.items())
     ]
-    flags = {
-        name: POOLED_TOKENS.get(mode) == pooling.tokens for mode, name in POOLING_FLAGS.items()
-    }
-    (folder / POOLING_FOLDER).mkdir(exist_ok=True)
-    if pooling.normalize:
-        (folder / NORMALIZE_FOLDER).mkdir(exist_ok=True)
-    write_json(
-        folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width, **flags}
-    )
+    own = pooling.tokens
+    flags = {name: POOLED_TOKENS.get(mode) == own for mode, name in POOLING_FLAGS.items()}
+    for at in names.values():
+        (folder / at).mkdir(exist_ok=True)
+    pooled = {"word_embedding_dimension": width, **flags}
+    write_json(folder / POOLING_FOLDER / "config.json", pooled)
     if pooling.max_tokens:
         length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
         write_json(folder / LENGTH_FILE, length)
@@ -208,13 +198,13 @@ def read_checkpoint(
     folder = find_on_hub(source)
     config = read_model_json(folder / "config.json")
     kind = config.text("model_type", default="")
-    if kind != OWN_MODEL_TYPE and kind not in FAMILY_TABLES:
-        raise MalmoiError(
-            "{where} says model_type {kind}, which Malmoi does not know.{hint}",
-            where=config.where,
-            kind=shown(kind),
-            hint=nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE]),
-        )
+    ensure(
+        kind == OWN_MODEL_TYPE or kind in FAMILY_TABLES,
+        "{where} says model_type {kind}, which Malmoi does not know.{hint}",
+        where=config.where,
+        kind=shown(kind),
+        hint=nearest(kind, [*FAMILY_TABLES, OWN_MODEL_TYPE]),
+    )
     tensors = read_weights(folder)
     weights: dict[str, Weight] = {**tensors}
     quantization = config.get("quantization_config")
@@ -233,15 +223,16 @@ def read_checkpoint(
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
+    generation = read_model_json(folder / "generation_config.json", required=False)
+    problem = config.text("problem_type", default=None)
+    extra = {} if problem is None else {"problem_type": problem}
     checkpoint = Checkpoint(
         network,
         Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=_labels(config, network),
-        generation=dict(
-            _with_ids(read_model_json(folder / "generation_config.json", required=False))
-        ),
+        generation=dict(_with_ids(generation)),
         notes=notes,
-        extra=_extra(config),
+        extra={**config.object("malmoi", default={}), **extra},
         source=folder.absolute(),
         source_config=_kept_config(config),
         bits=quantized.bits_of(quantization, folder) if quantization else 0,
@@ -249,13 +240,6 @@ def read_checkpoint(
     )
     _check_fit(checkpoint, folder)
     return checkpoint
-
-
-def _extra(config: JsonObject) -> dict[str, Any]:
-    kind = config.text("problem_type", default=None)
-    return {**config.object("malmoi", default={})} | (
-        {} if kind is None else {"problem_type": kind}
-    )
 
 
 def _kept_config(config: JsonObject) -> dict[str, Any]:
@@ -268,12 +252,9 @@ def _kept_config(config: JsonObject) -> dict[str, Any]:
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
     """Class names in order of their ids; as many as the head has."""
     names = config.map_of("id2label", str, default={})
-    numbers = {
-        number: name for number, name in names.items() if number.isdecimal() and len(number) < 10
-    }
-    if len(numbers) < len(names):
+    if not all(number.isdecimal() and len(number) < 10 for number in names):
         raise config.wrong("id2label", "class names by index, from 0")
-    labels = tuple(numbers[number] for number in sorted(numbers, key=int))
+    labels = tuple(names[number] for number in sorted(names, key=int))
     check_labels(network, labels, config.where)
     return labels
 
@@ -325,25 +306,19 @@ def _read_own(
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
     if wrong:
         raise MalmoiError(
-            "{folder}: the tensor {wrong} does not fit config.json; they belong to different "
-            "models.",
-            folder=folder,
-            wrong=wrong[0],
+            "{folder}: the tensor {name} does not fit config.json.", folder=folder, name=wrong[0]
         )
     return network, fill_network(network, weights, folder, {})
 
 
 def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
-    tokenizer = checkpoint.tokenizer
-    vocab = checkpoint.network.config.vocab
-    if tokenizer is not None and tokenizer.vocab_size > vocab:
-        raise MalmoiError(
-            "{folder}: the tokenizer has {vocab_size} tokens but the model only {vocab}; they "
-            "do not belong together.",
-            folder=folder,
-            vocab_size=tokenizer.vocab_size,
-            vocab=vocab,
-        )
+    size = 0 if checkpoint.tokenizer is None else checkpoint.tokenizer.vocab_size
+    ensure(
+        size <= checkpoint.network.config.vocab,
+        "{folder}: the tokenizer has {size} tokens, more than the model; they do not fit together.",
+        folder=folder,
+        size=size,
+    )
 
 
 def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
@@ -352,9 +327,9 @@ def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
         return read_object(path)
     require_that(
         not required,
-        "{parent} is not a model folder: it has no {path}.",
-        parent=path.parent,
-        path=path.name,
+        "{at} is not a model folder: it has no {file}.",
+        at=path.parent,
+        file=path.name,
     )
     return JsonObject({}, str(path))
 
@@ -383,8 +358,7 @@ def _download(name: str) -> Path:
     # every transport raises errors of its own; all become one message
     except Exception as error:
         raise MalmoiError(
-            "There is no folder {name!r}, and it could not be downloaded from the hub "
-            "({error}).{hint}",
+            "There is no folder {name!r}, nor could the hub send one ({error}).{hint}",
             name=name,
             error=first_line(error),
             hint=similar_path(Path(name)),
@@ -404,8 +378,8 @@ def grow_vocabulary(
     starts as the mean of all (Hewitt 2021).
     """
     old = checkpoint.network
-    if old.features is not None or "generator" in old.heads or old.config.encoder_depth:
-        raise UsageError("Tokens can be added only to a plain encoder or decoder.")
+    special = old.features is not None or "generator" in old.heads or old.config.encoder_depth
+    require_that(not special, "Tokens can be added only to a plain encoder or decoder.")
     config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
     network = Network(config, old.classes, pooler=old.pooler is not None).to(old.device, old.dtype)
     before = old.state_dict()
@@ -425,5 +399,4 @@ def _fill_rows(weight: Tensor, old: Tensor, pieces: Mapping[int, Sequence[int]])
     mean = old.float().mean(0)
     weight[len(old) :] = mean.to(weight)
     for token, parts in pieces.items():
-        row = old[list(parts)].float().mean(0) if parts else mean
-        weight[token] = row.to(weight)
+        weight[token] = (old[list(parts)].float().mean(0) if parts else mean).to(weight)

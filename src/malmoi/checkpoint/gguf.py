@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.checkpoint.hf_tables import LLAMA_TABLE
+from malmoi.checkpoint.hf_tables import LLAMA_TABLE, PLACE, SCALING_NUMBERS
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure
@@ -48,15 +48,7 @@ class Cursor:
 
     def take(self, size: int) -> memoryview:
         if size > len(self.data) - self.at:
-            raise damaged_file(
-                self.path,
-                msg(
-                    "the value at byte {at} has {size} bytes, but only {data} are left",
-                    at=self.at,
-                    size=size,
-                    data=len(self.data),
-                ),
-            )
+            raise self.damaged_file("the value at byte {at} is cut off")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -67,21 +59,14 @@ class Cursor:
         try:
             return str(self.take(self.number("Q")), "utf-8")
         except UnicodeDecodeError:
-            raise damaged_file(
-                self.path, msg("the text before byte {at} is not UTF-8", at=self.at)
-            ) from None
+            raise self.damaged_file("the text before byte {at} is not UTF-8") from None
 
     def count(self, what: str, smallest: int) -> int:
         """The number of entries that follow; refused if the file has no room for them."""
         count = int(self.number("Q"))
         if count * smallest > len(self.data) - self.at:
-            raise damaged_file(
-                self.path,
-                msg(
-                    "it declares {count} {what} but is too short to hold them",
-                    count=count,
-                    what=what,
-                ),
+            raise self.damaged_file(
+                "it declares {count} {what} but is too short", count=count, what=what
             )
         return count
 
@@ -92,10 +77,7 @@ class Cursor:
         # a text begins with its length
         format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind)
         if format is None:
-            raise damaged_file(
-                self.path,
-                msg("there is no type {kind} for the value at byte {at}", kind=kind, at=self.at),
-            )
+            raise self.damaged_file("there is no type {kind} for the value at byte {at}", kind=kind)
         size = struct.calcsize(format)
         count = self.count("values", size) if several else 1
         if kind == TEXT_TYPE:
@@ -103,6 +85,9 @@ class Cursor:
         else:
             values = list(struct.unpack(f"<{count}{format}", self.take(count * size)))
         return values if several else values[0]
+
+    def damaged_file(self, reason: str, **values: object) -> MalmoiError:
+        return damaged_file(self.path, reason, at=self.at, **values)
 
 
 @dataclass(frozen=True)
@@ -131,7 +116,7 @@ class GGUFFile:
         found = dict(self._entry(cursor) for _ in range(tensors))
         step = self.metadata.get("general.alignment", 32)
         if not isinstance(step, int) or step < 1:
-            raise damaged_file(path, msg("an alignment of {step} is impossible", step=shown(step)))
+            raise damaged_file(path, "an alignment of {step} is impossible", step=shown(step))
         start = -(-cursor.at // step) * step
         self.tensors = {
             name: StoredTensor(t.shape, t.kind, start + t.start) for name, t in found.items()
@@ -140,11 +125,8 @@ class GGUFFile:
             self._bytes(name)
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
-        ensure(
-            bytes(cursor.take(4)) == MAGIC,
-            "{path} is not a GGUF file: it does not begin with GGUF.",
-            path=self.path,
-        )
+        is_gguf = bytes(cursor.take(4)) == MAGIC
+        ensure(is_gguf, "{path} is no GGUF file: it does not begin with GGUF.", path=self.path)
         version = cursor.number("I")
         ensure(
             version in VERSIONS,
@@ -157,54 +139,34 @@ class GGUFFile:
 
     def _entry(self, cursor: Cursor) -> tuple[str, StoredTensor]:
         name = cursor.text()
-        dimensions = cursor.number("I")
-        if dimensions > MAX_DIMENSIONS:
-            raise damaged_file(
-                self.path,
-                msg(
-                    "the tensor {name} has {dimensions} dimensions",
-                    name=shown(name),
-                    dimensions=dimensions,
-                ),
+        sizes = cursor.number("I")
+        if sizes > MAX_DIMENSIONS:
+            raise cursor.damaged_file(
+                "{name} has {sizes} dimensions", name=shown(name), sizes=sizes
             )
-        shape = tuple(int(cursor.number("Q")) for _ in range(dimensions))[::-1]
+        shape = tuple(int(cursor.number("Q")) for _ in range(sizes))[::-1]
         return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
     def _bytes(self, name: str) -> memoryview:
         """A tensor's bytes, once they are checked to be in the file."""
         stored = self.tensors[name]
+        called = shown(name)
         gguf = gguf_package()
         try:  # how many numbers make a block, and its size in bytes
             block, size = map(int, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(stored.kind)])
         except (ValueError, KeyError):
             raise damaged_file(
-                self.path,
-                msg(
-                    "{name} is stored in a format (type {kind}) that is unknown here",
-                    name=shown(name),
-                    kind=stored.kind,
-                ),
+                self.path, "{name} has an unknown format ({kind})", name=called, kind=stored.kind
             ) from None
-        if not stored.shape or stored.shape[-1] % block:
+        shape = list(stored.shape)
+        if not shape or shape[-1] % block:
             raise damaged_file(
-                self.path,
-                msg(
-                    "the shape {shape} of {name} does not divide into blocks of {block}",
-                    shape=list(stored.shape),
-                    name=shown(name),
-                    block=block,
-                ),
+                self.path, "{name} {shape} has no blocks of {n}", name=called, shape=shape, n=block
             )
-        end = stored.start + prod(stored.shape) // block * size
+        end = stored.start + prod(shape) // block * size
         if end > len(self.data):
             raise damaged_file(
-                self.path,
-                msg(
-                    "{name} ends at byte {end} of a file of {data}",
-                    name=shown(name),
-                    end=end,
-                    data=len(self.data),
-                ),
+                self.path, "{name} ends at byte {end} of fewer", name=called, end=end
             )
         return self.data[stored.start : end]
 
@@ -219,21 +181,15 @@ class GGUFFile:
             with np.errstate(all="ignore"):
                 numbers = gguf.quants.dequantize(rows, kind)
         except NotImplementedError:
-            raise MalmoiError(
-                "{path}: {name} is packed as {kind}, which cannot be dequantised here.",
-                path=self.path,
-                name=shown(name),
-                kind=kind.name,
+            raise damaged_file(
+                self.path, "{name} has an unknown format ({kind})", name=shown(name), kind=kind.name
             ) from None
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
 
 
-def damaged_file(path: Path, reason: str) -> MalmoiError:
-    return MalmoiError(
-        "{path} is cut short or damaged: {reason}. Copy or download it again.",
-        path=path,
-        reason=reason,
-    )
+def damaged_file(path: Path, reason: str, **values: object) -> MalmoiError:
+    sentence = "{path} is cut short or damaged: {reason}. Copy or download it again."
+    return MalmoiError(sentence, path=path, reason=msg(reason, **values))
 
 
 def gguf_package() -> Any:
@@ -243,19 +199,20 @@ def gguf_package() -> Any:
 
 # ------------------------------------------------------------------ the model
 
-GGUF_FIELDS = {  # llama.cpp's metadata keys after "llama."
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+SIZES = {  # llama.cpp's metadata keys after the architecture's name → our config fields
+    "context_length": "context",
+    "embedding_length": "width",
+    "block_count": "depth",
+    "feed_forward_length": "hidden",
+    "attention.head_count": "heads",
 }
-OPTIONAL_FIELDS = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
+LLAMA_KEYS = SIZES | {
+    "attention.head_count_kv": "kv_heads",
+    "attention.key_length": "head_width",
+    "attention.layer_norm_rms_epsilon": "eps",
+    "rope.freq_base": "rotary_base",
 }
+LLAMA_NAMES = {one.ours: one.theirs.removeprefix(PLACE) for one in LLAMA_TABLE.fields}
 SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -299,32 +256,23 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Tokenizer,
 
 def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
     """The Hugging Face config.json that the metadata describes."""
-    meta = {
-        key.removeprefix("llama."): value
-        for key, value in file.metadata.items()
-        if key.startswith("llama.")
-    }
-    if missing := [name for name in GGUF_FIELDS if name not in meta]:
-        raise MalmoiError(
-            "{path} does not say llama.{missing}, which is needed to build the model.",
-            path=file.path,
-            missing=missing[0],
-        )
+    meta = {k.removeprefix("llama."): v for k, v in file.metadata.items() if k.startswith("llama.")}
+    for name in SIZES:
+        ensure(name in meta, "{path} does not say llama.{name}.", path=file.path, name=name)
     named = {
-        theirs: _number(file.path, ours, meta[ours])
-        for ours, theirs in (GGUF_FIELDS | OPTIONAL_FIELDS).items()
-        if ours in meta
+        LLAMA_NAMES[ours]: _number(file.path, key, meta[key])
+        for key, ours in LLAMA_KEYS.items()
+        if key in meta
     }
-    ensure(
-        "token_embd.weight" in file.tensors,
-        "{path} holds no token_embd.weight: it is not a whole model.",
-        path=file.path,
-    )
+    tensors = file.tensors
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise MalmoiError("{path} is no whole model: no token_embd.weight.", path=file.path)
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **named}
-    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    config["vocab_size"] = embedding.shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
     model = LLAMA_TABLE.read_config(config, str(file.path))
     share = meta.get("rope.dimension_count", model.size_per_head) / model.size_per_head
     return config | {"rope_scaling": _scaling(file, meta, model) | {"partial_rotary_factor": share}}
@@ -333,13 +281,8 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> Any:
     """One number for all layers; floats as meant, not as fp32 rounds them (9.9999997e-06)."""
     if isinstance(value, list):
-        ensure(
-            len(set(value)) == 1,
-            "{path}: llama.{name} differs between layers, but Malmoi supports one value "
-            "for all of them.",
-            path=path,
-            name=name,
-        )
+        one = len(set(value)) == 1
+        ensure(one, "{path}: llama.{name} must be one for all layers.", path=path, name=name)
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
@@ -354,22 +297,13 @@ def _scaling(file: GGUFFile, meta: Mapping[str, Any], config: ModelConfig) -> di
 def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
     """LLaMA 3's scaling rule, recovered by recomputing the divisors that the file stores."""
     factors = file.tensor(ROPE_FACTORS)
-    rule: dict[str, Any] = {
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    rule |= {"rope_type": "llama3", "factor": float(factors.max())}
+    numbers = (float(factors.max()), 1.0, 4.0, 8192)
+    rule = f"llama3:{','.join(map(str, numbers))}"
     plain, _ = rotary_frequencies(config)
-    scaled, _ = rotary_frequencies(
-        config.override({"rotary_scaling": f"llama3:{rule['factor']},1,4,8192"})
-    )
-    ensure(
-        factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3),
-        "{path}: its rotary positions are scaled by factors that are not LLaMA 3's.",
-        path=file.path,
-    )
-    return rule
+    scaled, _ = rotary_frequencies(config.override({"rotary_scaling": rule}))
+    same = factors.shape == plain.shape and torch.allclose(plain / scaled, factors, rtol=1e-3)
+    ensure(same, "{path} scales rotary positions by another rule than LLaMA 3.", path=file.path)
+    return {"rope_type": "llama3", **dict(zip(SCALING_NUMBERS["llama3"], numbers, strict=True))}
 
 
 def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -379,13 +313,13 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
     weights: dict[str, Tensor] = {}
     for name in file.tensors.keys() - {ROPE_FACTORS}:
         found = TENSOR_NAME.fullmatch(name)
-        if found is None or found[2] not in TENSOR_NAMES:
-            raise MalmoiError(
-                "{path} holds {name}, which Malmoi's llama does not use.",
-                path=file.path,
-                name=shown(name),
-            )
-        layer, part, end = found.groups()
+        layer, part, end = found.groups() if found else ("", "", "")
+        ensure(
+            part in TENSOR_NAMES,
+            "{path} holds {name}, which Malmoi's llama does not use.",
+            path=file.path,
+            name=shown(name),
+        )
         prefix = f"model.layers.{layer}." if layer else ""
         tensor = file.tensor(name)
         # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)
@@ -397,10 +331,8 @@ def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Te
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the bos token, and end-of-text and end-of-turn tokens as eos."""
-    named = {
-        role: metadata.get(f"tokenizer.ggml.{role}_token_id")
-        for role in ("bos", "eos", "eot", "eom", "padding")
-    }
+    roles = ("bos", "eos", "eot", "eom", "padding")
+    named = {role: metadata.get(f"tokenizer.ggml.{role}_token_id") for role in roles}
     ends = [named[role] for role in ("eos", "eot", "eom") if named[role] is not None]
     values = {"bos_token_id": named["bos"], "pad_token_id": named["padding"]}
     values["eos_token_id"] = ends[0] if len(set(ends)) == 1 else list(dict.fromkeys(ends)) or None

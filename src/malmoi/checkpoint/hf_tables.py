@@ -1,6 +1,6 @@
 """Hugging Face's names, known only here: one reversible table per family."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from malmoi.checkpoint.table import (
@@ -17,9 +17,10 @@ from malmoi.checkpoint.table import (
     TensorRule,
     Via,
     affine,
+    layer_patterns,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import ensure
 from malmoi.model import families
 from malmoi.model.positions import sinusoid_table
 from malmoi.settings import coerce
@@ -41,9 +42,7 @@ SCALING_FIELDS = ("rope_type", *(n for names in SCALING_NUMBERS.values() for n i
 
 def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
     """The rule with its numbers; empty if positions are not scaled."""
-    given = {
-        key.removeprefix(PLACE): value for key, value in theirs.items() if key.startswith(PLACE)
-    }
+    given = {k.removeprefix(PLACE): v for k, v in theirs.items() if k.startswith(PLACE)}
     kind = given.get("rope_type", "default")
     ensure(
         kind in ("default", *SCALING_NUMBERS),
@@ -53,21 +52,14 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
     )
     if kind == "default":
         return {"rotary_scaling": ""}
-    given = {
-        "original_max_position_embeddings": theirs.get("max_position_embeddings"),
-        **ASSUMED_NUMBERS,
-        **given,
-    }
-    wrong = [
-        name
-        for name in SCALING_NUMBERS[kind]
-        if not is_a(given.get(name), float) or given[name] <= 0
-    ]
-    if wrong:
-        raise MalmoiError(
-            "config.json asks for the rotary positions {kind!r} but gives no number for {wrong}.",
+    assumed = {"original_max_position_embeddings": theirs.get("max_position_embeddings")}
+    given = assumed | ASSUMED_NUMBERS | given
+    for name in SCALING_NUMBERS[kind]:
+        ensure(
+            is_a(given.get(name), float) and given[name] > 0,
+            "config.json asks for the rotary positions {kind!r} but gives no number for {name}.",
             kind=kind,
-            wrong=wrong[0],
+            name=name,
         )
     numbers = (repr(float(given[name])).removesuffix(".0") for name in SCALING_NUMBERS[kind])
     return {"rotary_scaling": f"{kind}:{','.join(numbers)}"}
@@ -76,12 +68,9 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
 def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
     """Under the current name, and as `rope_scaling`, the only name transformers 4 knows."""
     kind, _, rest = ours["rotary_scaling"].partition(":")
-    numbers = [float(part) for part in rest.split(",")] if rest else []
-    named = dict(zip(SCALING_NUMBERS.get(kind, ()), numbers, strict=False))
-    values = {
-        name: int(number) if name in WHOLE_NUMBERS else number for name, number in named.items()
-    }
-    rule = {"rope_type": kind or "default", **values}
+    rule: dict[str, Any] = {"rope_type": kind or "default"}
+    for name, number in zip(SCALING_NUMBERS.get(kind, ()), rest.split(","), strict=False):
+        rule[name] = int(float(number)) if name in WHOLE_NUMBERS else float(number)
     places = (PLACE, "rope_scaling.") if kind else (PLACE,)
     return {place + name: value for place in places for name, value in rule.items()}
 
@@ -113,12 +102,12 @@ def _block(theirs: str, *names: str, ours: str = BLOCK_NAME, via: Via = COPY) ->
 
 def _embeddings(prefix: str) -> list[TensorRule]:
     """BERT's three embeddings and their norm."""
-    return [
-        TensorRule("trunk.embed.token.weight", (f"{prefix}.word_embeddings.weight",)),
-        TensorRule("trunk.embed.position.weight", (f"{prefix}.position_embeddings.weight",)),
-        TensorRule("trunk.embed.segment.weight", (f"{prefix}.token_type_embeddings.weight",)),
-        *affine("trunk.embed.norm", f"{prefix}.LayerNorm"),
+    names = {"token": "word", "position": "position", "segment": "token_type"}
+    places = [
+        (f"trunk.embed.{one}", f"{prefix}.{there}_embeddings") for one, there in names.items()
     ]
+    tables = [TensorRule(f"{ours}.weight", (f"{theirs}.weight",)) for ours, theirs in places]
+    return tables + affine("trunk.embed.norm", f"{prefix}.LayerNorm")
 
 
 def _bert_layers(prefix: str) -> list[TensorRule]:
@@ -138,25 +127,18 @@ def _gpt_layers() -> list[TensorRule]:
     return _block("transformer.h.{}", *names, via=TRANSPOSE)
 
 
-def _mlm(dense: str, norm: str, scores: str) -> list[TensorRule]:
-    return [
-        *affine("heads.mlm.dense", dense, head="mlm"),
-        *affine("heads.mlm.norm", norm, head="mlm"),
-        *affine("heads.mlm", scores, head="mlm"),
-    ]
+def _mlm(dense: str, norm: str, *scores: str) -> list[TensorRule]:
+    parts = [("heads.mlm.dense", dense), ("heads.mlm.norm", norm)]
+    parts += [("heads.mlm", name) for name in scores]
+    return [rule for ours, theirs in parts for rule in affine(ours, theirs, head="mlm")]
 
 
 def _bert_mlm(predictions: str, transform: str, norm: str = "LayerNorm") -> list[TensorRule]:
-    """BERT's MLM head, whose output bias has two names.
-
-    If tied, both are one parameter; otherwise transformers adds the decoder's and ignores the
-    other.
-    """
+    """BERT's MLM head; untied, its bias is the decoder's, and transformers ignores the other."""
     bias = f"{predictions}.bias"
     decoder = f"{predictions}.decoder"
     return [
-        *affine("heads.mlm.dense", f"{transform}.dense", head="mlm"),
-        *affine("heads.mlm.norm", f"{transform}.{norm}", head="mlm"),
+        *_mlm(f"{transform}.dense", f"{transform}.{norm}"),
         TensorRule("heads.mlm.weight", (f"{decoder}.weight",), COPY, "mlm"),
         TensorRule("heads.mlm.bias", (bias,), COPY, "mlm", tied=True),
         TensorRule("heads.mlm.bias", (f"{decoder}.bias", bias), TWICE, "mlm", tied=False),
@@ -164,15 +146,11 @@ def _bert_mlm(predictions: str, transform: str, norm: str = "LayerNorm") -> list
 
 
 def _task_heads(*names: str) -> list[TensorRule]:
-    theirs = {
-        "classify": "classifier",
-        "choice": "classifier",
-        "tag": "classifier",
-        "span": "qa_outputs",
-    }
-    return [
-        rule for name in names for rule in affine(f"heads.{name}.linear", theirs[name], head=name)
-    ]
+    rules: list[TensorRule] = []
+    for name in names:
+        theirs = "qa_outputs" if name == "span" else "classifier"
+        rules += affine(f"heads.{name}.linear", theirs, head=name)
+    return rules
 
 
 def _encoder_classes(name: str) -> dict[str, tuple[str, ...]]:
@@ -184,6 +162,16 @@ def _encoder_classes(name: str) -> dict[str, tuple[str, ...]]:
         f"{name}ForTokenClassification": ("tag",),
         f"{name}ForQuestionAnswering": ("span",),
         f"{name}ForMultipleChoice": ("choice",),
+    }
+
+
+def _gpt_classes(name: str) -> dict[str, tuple[str, ...]]:
+    """The classes that GPT-1 and GPT-2 have, and their heads."""
+    return {
+        f"{name}Model": (),
+        f"{name}LMHeadModel": ("lm",),
+        f"{name}ForSequenceClassification": ("classify",),
+        f"{name}DoubleHeadsModel": ("lm", "choice"),
     }
 
 
@@ -213,17 +201,21 @@ _BERT_FIELDS = (
     Field("attention_dropout", "attention_probs_dropout_prob"),
     Field("activation", "hidden_act", ACTIVATION),
 )
+
+
+def _renamed(fields: Sequence[Field], **theirs: str) -> list[Field]:
+    """The same fields of ours, some with other names there; without a field whose name is ""."""
+    renamed = [field._replace(theirs=theirs.get(field.ours, field.theirs)) for field in fields]
+    return [field for field in renamed if field.theirs]
+
+
 _GPT_FIELDS = (
-    Field("vocab", "vocab_size"),
-    Field("context", "n_positions"),
-    Field("width", "n_embd"),
-    Field("depth", "n_layer"),
-    Field("heads", "n_head"),
+    *_renamed(
+        _SIZES, context="n_positions", width="n_embd", depth="n_layer", heads="n_head", hidden=""
+    ),
     Field("eps", "layer_norm_epsilon"),
     Field("dropout", "resid_pdrop"),
     Field("attention_dropout", "attn_pdrop"),
-    Field("init_std", "initializer_range"),
-    Field("tied", "tie_word_embeddings"),
 )
 
 _GPT_ALIASES = {
@@ -243,12 +235,18 @@ ROTARY_ANGLES = (".inv_freq",)  # follow from rope_theta
 
 # How transformers pools a text for its multiple-choice heads, which the weights alone do not tell.
 _GPT_CHOICE = {
-    "choice": {
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "summary_proj_to_labels": True,
-        "summary_activation": None,
-    }
+    "summary_type": "cls_index",
+    "summary_use_proj": True,
+    "summary_proj_to_labels": True,
+    "summary_activation": None,
+}
+_GPT_COMMON: dict[str, Any] = {
+    "prefix": "transformer.",
+    "only_for": {"choice": _GPT_CHOICE},
+    "write": {"embd_pdrop": "dropout"},
+    "aliases": _GPT_ALIASES,
+    "buffers": CAUSAL_MASKS,
+    "free": ("lm",),
 }
 
 BERT_TABLE = Table(
@@ -272,18 +270,14 @@ BERT_TABLE = Table(
     buffers=POSITION_IDS,
 )
 
-# RoBERTa numbers positions from its padding id + 1: the rows before that are in the table but not
-# in the context.
 
-
+# RoBERTa's positions begin after its padding id: the rows before that are not in the context
 def _read_positions(theirs: Mapping[str, Any]) -> dict[str, int]:
-    pad, rows = (
-        coerce(theirs[name], int, name) for name in ("pad_token_id", "max_position_embeddings")
-    )
+    names = ("pad_token_id", "max_position_embeddings")
+    pad, rows = (coerce(theirs[name], int, name) for name in names)
     ensure(
         0 <= pad < rows - 1,
-        "config.json says pad_token_id = {pad} and max_position_embeddings = {rows}; "
-        "positions begin after the padding id, so none is left.",
+        "config.json says pad_token_id = {pad} and max_position_embeddings = {rows}: none is left.",
         pad=pad,
         rows=rows,
     )
@@ -335,17 +329,10 @@ DISTILBERT_TABLE = Table(
     family=families.distilbert,
     prefix="distilbert.",
     fields=(
-        Field("vocab", "vocab_size"),
-        Field("context", "max_position_embeddings"),
-        Field("width", "dim"),
-        Field("depth", "n_layers"),
-        Field("heads", "n_heads"),
-        Field("hidden", "hidden_dim"),
+        *_renamed(_SIZES, width="dim", depth="n_layers", heads="n_heads", hidden="hidden_dim"),
         Field("dropout", "dropout"),
         Field("attention_dropout", "attention_dropout"),
         Field("activation", "activation", ACTIVATION),
-        Field("init_std", "initializer_range"),
-        Field("tied", "tie_word_embeddings"),
     ),
     rules=(
         *(r for r in _embeddings("distilbert.embeddings") if "segment" not in r.ours),
@@ -405,8 +392,7 @@ def _albert(**fields: Any) -> ModelConfig:
     config = families.albert(**fields)
     ensure(
         config.token_width != config.width,
-        "config.json says embedding_size = hidden_size = {width}; Malmoi supports only "
-        "narrower ones in albert.",
+        "config.json says embedding_size = hidden_size = {width}; an albert's must be narrower.",
         width=config.width,
     )
     return config
@@ -448,7 +434,6 @@ ALBERT_TABLE = Table(
 GPT2_TABLE = Table(
     model_type="gpt2",
     family=families.gpt2,
-    prefix="transformer.",
     fields=(
         *_GPT_FIELDS,
         Field("hidden", "n_inner"),
@@ -462,30 +447,19 @@ GPT2_TABLE = Table(
         *_gpt_heads(),
         *_task_heads("tag", "span"),
     ),
-    architectures={
-        "GPT2Model": (),
-        "GPT2LMHeadModel": ("lm",),
-        "GPT2ForSequenceClassification": ("classify",),
-        "GPT2ForTokenClassification": ("tag",),
-        "GPT2ForQuestionAnswering": ("span",),
-        "GPT2DoubleHeadsModel": ("lm", "choice"),
-    },
+    architectures=_gpt_classes("GPT2")
+    | {"GPT2ForTokenClassification": ("tag",), "GPT2ForQuestionAnswering": ("span",)},
     only={
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    only_for=_GPT_CHOICE,
-    write={"embd_pdrop": "dropout"},
-    aliases=_GPT_ALIASES,
-    buffers=CAUSAL_MASKS,
-    free=("lm",),
+    **_GPT_COMMON,
 )
 
 GPT1_TABLE = Table(
     model_type="openai-gpt",
     family=families.gpt1,
-    prefix="transformer.",
     # Hugging Face's "gelu" means the tanh form here, and only here.
     fields=(*_GPT_FIELDS, Field("activation", "afn", {"gelu": "gelu_tanh", "relu": "relu"})),
     rules=(
@@ -494,29 +468,18 @@ GPT1_TABLE = Table(
         *_gpt_layers(),
         *_gpt_heads(),
     ),
-    architectures={
-        "OpenAIGPTModel": (),
-        "OpenAIGPTLMHeadModel": ("lm",),
-        "OpenAIGPTForSequenceClassification": ("classify",),
-        "OpenAIGPTDoubleHeadsModel": ("lm", "choice"),
-    },
-    only_for=_GPT_CHOICE,
-    write={"embd_pdrop": "dropout"},
-    aliases=_GPT_ALIASES,
-    buffers=CAUSAL_MASKS,
-    free=("lm",),
+    architectures=_gpt_classes("OpenAIGPT"),
+    **_GPT_COMMON,
 )
 
 
 def _read_bias(theirs: Mapping[str, Any]) -> dict[str, bool]:
     attention, mlp = (
-        bool(coerce(theirs.get(f"{part}_bias", False), bool, f"{part}_bias"))
-        for part in ("attention", "mlp")
+        bool(coerce(theirs.get(name, False), bool, name)) for name in ("attention_bias", "mlp_bias")
     )
     ensure(
         attention == mlp,
-        "config.json says attention_bias = {attention} and mlp_bias = {mlp}; Malmoi "
-        "supports biases in both or in neither.",
+        "attention_bias = {attention}, mlp_bias = {mlp}: give a bias in both or in neither.",
         attention=attention,
         mlp=mlp,
     )
@@ -589,9 +552,7 @@ LLAMA_TABLE = Table(
     free=("lm",),
 )
 
-# ModernBERT (Warner et al. 2024): Hugging Face lists global and local attention per layer, we write
-# a cycle of patterns.
-
+# ModernBERT (Warner et al. 2024): Hugging Face lists every layer's attention, we write a cycle
 FULL_LAYER = "full_attention"
 LOCAL_LAYER = "sliding_attention"
 _THETA = "rope_parameters.{}.rope_theta"
@@ -609,12 +570,10 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
     patterns = {FULL_LAYER: "full", LOCAL_LAYER: f"local:{window // 2 + 1}"}
     ensure(
         len(kinds) == depth and patterns.keys() >= set(kinds),
-        "config.json says layer_types = {kinds}; it must name {full_layer} or {layer} for "
-        "each of the {depth} layers.",
+        "config.json says layer_types = {kinds}; give {known} for each of the {depth} layers.",
         kinds=shown(kinds),
-        full_layer=FULL_LAYER,
-        layer=LOCAL_LAYER,
         depth=depth,
+        known=" or ".join(patterns),
     )
     lengths = range(1, depth + 1)
     cycle = next(n for n in lengths if all(k == kinds[i % n] for i, k in enumerate(kinds)))
@@ -622,7 +581,7 @@ def _read_layers(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_layers(ours: Mapping[str, Any]) -> dict[str, Any]:
-    patterns = [ours["attention"][i % len(ours["attention"])] for i in range(ours["depth"])]
+    patterns = layer_patterns(ours["attention"], ours["depth"])
     windows = {text.removeprefix("local:") for text in patterns if text != "full"}
     ensure(
         len(windows) <= 1 and all(window.isdecimal() for window in windows),
@@ -741,15 +700,14 @@ _MARIAN_SIDES = {  # a field that must be equal to another of theirs, and our fi
 def _read_marian(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Refuses an encoder and a decoder of different shapes."""
     for one, (other, _) in _MARIAN_SIDES.items():
-        if theirs.get(one, theirs.get(other)) != theirs.get(other):
-            raise MalmoiError(
-                "config.json says {one} = {theirs} and {other} = {theirs2}; Malmoi has marian "
-                "only with the same in both.",
-                one=one,
-                theirs=shown(theirs[one]),
-                other=other,
-                theirs2=shown(theirs.get(other)),
-            )
+        ensure(
+            theirs.get(one, theirs.get(other)) == theirs.get(other),
+            "config.json says {one} = {first} and {other} = {second}; they must be equal.",
+            one=one,
+            first=shown(theirs.get(one)),
+            other=other,
+            second=shown(theirs.get(other)),
+        )
     return {}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from malmoi.checkpoint.table import TRANSPOSE, Table
 from malmoi.checkpoint.weights import Quantized, Weight, dense
-from malmoi.errors import MalmoiError, ensure, explained, require_that
+from malmoi.errors import ensure, explained, require_that
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
@@ -29,15 +29,6 @@ WORD_BITS = 32  # of an int32
 PART_SUFFIXES = (".weight_packed", ".weight_scale", ".weight_shape")
 # clipping thresholds tried, relative to the largest weight: clipping buys smaller steps
 CLIP_RATIOS = {8: (1.0,), 4: tuple(1 - 0.04 * i for i in range(12))}
-
-
-def packed(weight: Quantized) -> Packed | None:
-    """A weight laid out for the kernel; None if it lacks such groups or would round the scales."""
-    scale = weight.scale.to(bf16())
-    exact = torch.equal(scale.float(), weight.scale.float())
-    if not exact or not fits(weight.numbers.size(1), scale.size(1)):
-        return None
-    return Packed.of(weight.numbers, scale, weight.bits)
 
 
 def state_of(network: Network) -> dict[str, Weight]:
@@ -53,11 +44,14 @@ def state_of(network: Network) -> dict[str, Weight]:
 
 
 def place_quantized(network: Network, name: str, weight: Quantized, bias: Tensor | None) -> bool:
-    """Replaces a plain map by a quantised one; False if there is no kernel for this weight."""
-    laid_out = packed(weight)
-    if laid_out is not None:
-        network.set_submodule(name, QuantizedLinear(laid_out, bias))
-    return laid_out is not None
+    """Replaces a plain map by a quantised one; False if the kernel lacks such groups or scales."""
+    scale = weight.scale.to(bf16())
+    exact = torch.equal(scale.float(), weight.scale.float())
+    if not exact or not fits(weight.numbers.size(1), scale.size(1)):
+        return False
+    laid_out = Packed.of(weight.numbers, scale, weight.bits)
+    network.set_submodule(name, QuantizedLinear(laid_out, bias))
+    return True
 
 
 @dataclass(frozen=True)
@@ -71,14 +65,10 @@ class Packing:
     @classmethod
     def of(cls, network: Network) -> "Packing | None":
         """The packing of a network that is already quantised, else None."""
-        maps = [
-            module.weight
-            for module in network.trunk.blocks.modules()
-            if isinstance(module, QuantizedLinear)
-        ]
-        if not maps:
+        modules = network.trunk.blocks.modules()
+        first = next((one.weight for one in modules if isinstance(one, QuantizedLinear)), None)
+        if first is None:
             return None
-        first = maps[0]
         return cls(first.bits, 0 if first.groups == 1 else first.inputs // first.groups, exact=True)
 
     def pack(
@@ -94,30 +84,26 @@ class Packing:
         for name, weight in tensors.items():
             if name in chosen:
                 found |= self._packed(name, weight)
-            else:
-                tensor = dense(weight)
-                found[name] = (
-                    tensor if self.exact or not tensor.is_floating_point() else tensor.to(bf16())
-                )
+                continue
+            tensor = dense(weight)
+            kept = self.exact or not tensor.is_floating_point()
+            found[name] = tensor if kept else tensor.to(bf16())
         return found
 
     def _packed(self, name: str, weight: Weight) -> dict[str, Tensor]:
         rows, columns = weight.shape
+        group = self.group or columns
         require_that(
-            not self.group or columns % self.group == 0,
-            "Groups of {group} do not divide the {columns} inputs of {name}; choose "
-            "another --group.",
-            group=self.group,
+            columns % group == 0,
+            "Groups of {group} do not divide the {columns} inputs of {name}: change --group.",
+            group=group,
             columns=columns,
             name=name,
         )
-        numbers, scale = (
-            (weight.numbers, weight.scale)
-            if isinstance(weight, Quantized)
-            else rounded(
-                weight.detach().cpu().float().reshape(-1, self.group or columns), self.bits
-            )
-        )
+        if isinstance(weight, Quantized):
+            numbers, scale = weight.numbers, weight.scale
+        else:
+            numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, group), self.bits)
         words = to_words(numbers.reshape(rows, columns), self.bits)
         parts = (words, scale.view(rows, -1), torch.tensor([rows, columns]))
         names = (name.removesuffix(".weight") + part for part in PART_SUFFIXES)
@@ -144,11 +130,8 @@ class Packing:
 
 def _linear_maps(network: Network, table: Table | None) -> set[str]:
     """Names of the blocks' linear weights in the folder, with and without the trunk's prefix."""
-    maps = (
-        name
-        for name, part in network.trunk.blocks.named_modules()
-        if isinstance(part, nn.Linear | QuantizedLinear)
-    )
+    parts = network.trunk.blocks.named_modules()
+    maps = (name for name, part in parts if isinstance(part, nn.Linear | QuantizedLinear))
     ours = {f"{BLOCK_PREFIX}{name}.weight" for name in maps}
     if table is None:
         return ours
@@ -159,21 +142,14 @@ def _linear_maps(network: Network, table: Table | None) -> set[str]:
 
 def _others(table: Table) -> list[str]:
     """Modules of a family outside its blocks, with and without the trunk's prefix."""
-    names = [
-        name
-        for rule in table.rules
-        if not rule.ours.startswith(BLOCK_PREFIX)
-        for name in rule.theirs
-    ]
+    rules = [rule for rule in table.rules if not rule.ours.startswith(BLOCK_PREFIX)]
+    names = [name for rule in rules for name in rule.theirs]
     whole = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
     return sorted(whole | {name.removeprefix(table.prefix) for name in whole})
 
 
 def is_linear_there(table: Table) -> bool:
-    """Whether a family's linear maps are `nn.Linear` in transformers, as the format requires.
-
-    GPT-1's and GPT-2's are not.
-    """
+    """Whether a family's linear maps are `nn.Linear` in transformers (not GPT-1's and GPT-2's)."""
     return not any(rule.via is TRANSPOSE for rule in table.rules)
 
 
@@ -234,18 +210,15 @@ def read_quantized(
     """A folder's tensors, with packed weights as numbers and scales."""
     bits = bits_of(config["quantization_config"], folder)
     parts = {name for name in tensors if name.endswith(PART_SUFFIXES)}
-    strange = [name for name in tensors if name.endswith((".weight_zero_point", ".weight_g_idx"))]
-    if strange:
-        raise MalmoiError(
-            "{folder} has {strange}: Malmoi reads packed weights without zero points or "
-            "reordering.",
+    for name in tensors:
+        ensure(
+            not name.endswith((".weight_zero_point", ".weight_g_idx")),
+            "{folder} has {name}; Malmoi reads packed weights without zero points or reordering.",
             folder=folder,
-            strange=strange[0],
+            name=name,
         )
     stems = sorted({name.rpartition(".")[0] for name in parts})
-    plain: dict[str, Weight] = {
-        name: tensor for name, tensor in tensors.items() if name not in parts
-    }
+    plain: dict[str, Weight] = {k: tensor for k, tensor in tensors.items() if k not in parts}
     return plain | {prefix + ".weight": _weight(prefix, tensors, bits, folder) for prefix in stems}
 
 
@@ -265,11 +238,9 @@ def bits_of(settings: Any, folder: Path) -> int:
         "{where}, but not how: its quantization_config is not understood.",
         where=where,
     ):
-        method = settings.get("quant_method")
-        kind = settings.get("format")
-        bits = {
-            group["weights"]["num_bits"] for group in settings.get("config_groups", {}).values()
-        }
+        method, kind = settings.get("quant_method"), settings.get("format")
+        groups = settings.get("config_groups", {}).values()
+        bits = {group["weights"]["num_bits"] for group in groups}
     ensure(
         (method, kind) == (QUANT_METHOD, PACK_FORMAT),
         "{where} by {method} ({kind}); Malmoi reads {method2!r} with the format {format!r}.",
@@ -290,37 +261,28 @@ def bits_of(settings: Any, folder: Path) -> int:
 
 def _weight(prefix: str, tensors: Mapping[str, Tensor], bits: int, folder: Path) -> Quantized:
     names = [prefix + part for part in PART_SUFFIXES]
-    if missing := [name for name in names if name not in tensors]:
-        raise MalmoiError(
-            "{folder}: {missing} is missing, so {prefix}.weight cannot be dequantised.",
+    for name in names:
+        ensure(
+            name in tensors,
+            "{folder}: {name} is missing from a packed weight.",
             folder=folder,
-            missing=missing[0],
-            prefix=prefix,
+            name=name,
         )
     words, scale, shape = (tensors[name] for name in names)
     ensure(
         _fits(words, scale, shape, bits),
-        "{folder}: the packed weight {prefix} ({shape}), its scales ({shape2}) and its "
-        "shape do not fit together; the folder is damaged.",
+        "{folder}: parts of the weight {prefix} do not fit together; the folder is damaged.",
         folder=folder,
         prefix=prefix,
-        shape=list(words.shape),
-        shape2=list(scale.shape),
     )
     return Quantized(from_words(words, bits, shape.tolist()[1]), scale, bits)
 
 
 def _fits(words: Tensor, scale: Tensor, shape: Tensor, bits: int) -> bool:
-    if words.dtype != torch.int32 or words.dim() != 2 or scale.dim() != 2:
-        return False
-    if shape.shape != (2,) or shape.dtype not in (torch.int32, torch.int64):
+    whole = words.dtype == torch.int32 and shape.dtype in (torch.int32, torch.int64)
+    if not whole or shape.shape != (2,) or scale.dim() != 2 or not scale.is_floating_point():
         return False
     rows, columns = shape.tolist()
-    groups = scale.size(1)
-    return (
-        words.shape == (rows, -(-columns * bits // WORD_BITS))
-        and scale.is_floating_point()
-        and len(scale) == rows
-        and groups > 0
-        and columns % groups == 0
-    )
+    held, groups = scale.shape
+    packed = words.shape == (rows, -(-columns * bits // WORD_BITS))
+    return packed and held == rows and groups > 0 and columns % groups == 0

@@ -1,6 +1,5 @@
 """Writes a model as a Hugging Face folder, in its family's names where a family expresses it."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +26,7 @@ def write_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     packing: Packing | None = None,
 ) -> None:
-    """Saves a folder that transformers opens, or a folder of Malmoi's own if it has no such model.
-
-    With a `packing` the linear maps of the blocks are quantised.
-    """
+    """Saves a folder that transformers opens, or Malmoi's own; quantised with a `packing`."""
     folder = Path(folder)
     if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
         with output_folder(folder) as place:
@@ -39,15 +35,9 @@ def write_checkpoint(
             write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
         return
     network = checkpoint.network
-    require_that(
-        not network.trunk.has_soft_tokens,
-        "A model folder cannot hold soft tokens: keep the adapter's folder, beside its base.",
-    )
-    require_that(
-        not network.config.both_ways or "mlm" not in network.heads,
-        "This is one reading of a model that reads both ways: save the model itself, whose "
-        "folder has both.",
-    )
+    require_that(not network.trunk.has_soft_tokens, "A model folder cannot hold soft tokens.")
+    reading = network.config.both_ways and "mlm" in network.heads
+    require_that(not reading, "This is one reading of a model of both: save the model itself.")
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
     like = checkpoint.source_config.get("architectures", ())
@@ -56,11 +46,10 @@ def write_checkpoint(
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
     if packing is None:
-        plain = {name: dense(weight) for name, weight in weights.items()}
-        tensors = {
-            n: t.to(dtype=checkpoint.dtype) if t.is_floating_point() else t
-            for n, t in plain.items()
-        }
+        tensors = {name: dense(weight) for name, weight in weights.items()}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensors[name] = tensor.to(dtype=checkpoint.dtype)
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
@@ -92,10 +81,7 @@ def _generator(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def table_for(network: Network, model_type: str = "") -> Table | None:
-    """The Hugging Face family that computes exactly this network, if any.
-
-    If several do (XLM-R computes as RoBERTa does), the one named `model_type`.
-    """
+    """The Hugging Face family that computes exactly this network, preferably `model_type`."""
     if network.features is not None:
         return None
     tables = sorted(FAMILY_TABLES.values(), key=lambda table: table.model_type != model_type)
@@ -104,10 +90,7 @@ def table_for(network: Network, model_type: str = "") -> Table | None:
 
 
 def _table_for(checkpoint: Checkpoint, *, packed: bool) -> Table | None:
-    """The family to save as; it must support packed weights and the tokenizer's padding id.
-
-    Positions depend on that id in RoBERTa.
-    """
+    """The family to save as; it must allow packed weights and the tokenizer's padding id."""
     network = checkpoint.network
     table = table_for(network, checkpoint.source_config.get("model_type", ""))
     if table is None or (packed and not is_linear_there(table)):
@@ -179,15 +162,6 @@ def _decoder_start(checkpoint: Checkpoint) -> dict[str, int]:
     return {"decoder_start_token_id": next((id for id in (start, end) if id is not None), 0)}
 
 
-# what the hub calls the task of a head; fine-tuned heads first
-PIPELINES = {
-    "classify": "text-classification",
-    "tag": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-    "lm": "text-generation",
-    "mlm": "fill-mask",
-}
 # shown for tokenizers that were trained on Korean text
 KOREAN_USAGE = {
     "lm": 'generate("우리나라의")',
@@ -205,13 +179,12 @@ ENGLISH_TEXT = "about the history and culture"
 
 def _is_korean(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer splits Korean into fewer tokens per character than English."""
-    unknown = tokenizer.specials.unk
-
-    def tokens_per_character(text: str) -> float:
-        tokens = tokenizer.encode(text, specials=False).tokens
-        return math.inf if unknown is not None and unknown in tokens else len(tokens) / len(text)
-
-    return tokens_per_character(KOREAN_TEXT) < tokens_per_character(ENGLISH_TEXT)
+    texts = (KOREAN_TEXT, ENGLISH_TEXT)
+    korean, english = (tokenizer.encode(text, specials=False).tokens for text in texts)
+    if tokenizer.specials.unk in korean:
+        return False
+    shorter = len(korean) / len(KOREAN_TEXT) < len(english) / len(ENGLISH_TEXT)
+    return shorter or tokenizer.specials.unk in english
 
 
 def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) -> str:
@@ -225,12 +198,9 @@ def _model_card(network: Network, model_type: str, tokenizer: Tokenizer | None) 
     shown = [usage for name, usage in usages.items() if name in known and usage]
     uses = (shown if both else shown[:1]) or ['embed(["a text"])']
     use = "\n".join(f'malmoi.load(".").{one}' for one in uses).replace("{mask}", mask)
-    elsewhere = (
-        "A model of Malmoi's own type: after `import malmoi`, `transformers` opens this folder too."
-        if model_type == "malmoi"
-        else f"A `{model_type}` model: `transformers` opens this folder too."
-    )
-    tag = next((tag for head, tag in PIPELINES.items() if head in network.heads), "")
+    own = "A model of Malmoi's own type: after `import malmoi`,"
+    kind = own if model_type == OWN_MODEL_TYPE else f"A `{model_type}` model:"
+    tag = next((spec.hub_task for name, spec in HEADS.items() if name in network.heads), "")
     about = "language: ko\n" if korean else ""
     about += f"pipeline_tag: {tag}\n" if tag else ""
     return f"""---
@@ -239,7 +209,7 @@ library_name: malmoi
 ---
 # A {model_type} model of {count_parameters(network):,} parameters
 
-{elsewhere}
+{kind} `transformers` opens this folder too.
 {BOTH_READINGS if both else ""}
 | depth | width | heads | context | vocabulary | attention |
 |---|---|---|---|---|---|

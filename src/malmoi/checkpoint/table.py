@@ -31,10 +31,7 @@ THRICE = Via(lambda used, *copies: used, lambda t, c: (t, t.clone(), t.clone()))
 
 
 def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
-    parts: tuple[Tensor, ...] = t.split(
-        [n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]
-    )
-    return parts
+    return tuple(t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]))
 
 
 SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value
@@ -68,34 +65,25 @@ class Field(NamedTuple):
     at_least: int | None = None  # lower ones can be read, but transformers fails on them
 
     def read(self, value: Any) -> Any:
-        if self.names and (not isinstance(value, str) or value not in self.names):
-            raise MalmoiError(
-                "config.json says {theirs} = {value}, which Malmoi does not support; it "
-                "supports {names}.",
-                theirs=self.theirs,
-                value=shown(value),
-                names=", ".join(self.names),
-            )
+        ensure(
+            not self.names or (isinstance(value, str) and value in self.names),
+            "config.json says {theirs} = {value}, which is not supported; it supports {names}.",
+            theirs=self.theirs,
+            value=shown(value),
+            names=", ".join(self.names),
+        )
         return self.names[value] if self.names else value
 
     def write(self, value: Any) -> Any:
+        named = (theirs for theirs, ours in self.names.items() if ours == value)
+        found = next(named, None) if self.names else value
         ensure(
-            self.at_least is None or value >= self.at_least,
+            found is not None and (self.at_least is None or value >= self.at_least),
             "Hugging Face has no model with {theirs} = {value!r}.",
             theirs=self.theirs,
             value=value,
         )
-        if not self.names:
-            return value
-        for theirs, ours in self.names.items():
-            if ours == value:
-                return theirs
-        raise MalmoiError(
-            "Hugging Face has no equivalent of {ours} = {value!r} in {theirs}.",
-            ours=self.ours,
-            value=value,
-            theirs=self.theirs,
-        )
+        return found
 
 
 class FieldGroup(NamedTuple):
@@ -181,17 +169,15 @@ class Table:
             if value is None:
                 continue
             first = found.setdefault(today, value)
-            if first is not value and first != value:
-                raise MalmoiError(
-                    "{where} says {said} = {first} and {name} = {value}, which are two names "
-                    "of one setting; remove one of them.",
-                    where=where,
-                    said=said[today],
-                    first=shown(first),
-                    name=name,
-                    value=shown(value),
-                )
-            said.setdefault(today, name)
+            ensure(
+                first is value or first == value,
+                "{where} says {said} = {first} and {name} = {value}, which are two names of one.",
+                where=where,
+                said=said.setdefault(today, name),
+                first=shown(first),
+                name=name,
+                value=shown(value),
+            )
         return found
 
     @property
@@ -229,11 +215,11 @@ class Table:
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         full = resolve_rules(config)
-        theirs = {f.theirs: f.write(full[f.ours]) for f in self.fields}
-        repeated = {theirs: full[ours] for theirs, ours in self.write.items()}
+        theirs = {**self.only} | {f.theirs: f.write(full[f.ours]) for f in self.fields}
+        theirs |= {name: full[ours] for name, ours in self.write.items()}
         for group in self.groups:
-            repeated |= group.write(full)
-        return _nested({**self.only, **theirs, **repeated})
+            theirs |= group.write(full)
+        return _nested(theirs)
 
     def expresses(self, config: ModelConfig, heads: set[str]) -> bool:
         """Whether a model survives conversion there and back unchanged."""
@@ -248,10 +234,7 @@ class Table:
     def architecture(
         self, heads: set[str], config: ModelConfig, like: Sequence[str] = ()
     ) -> str | None:
-        """Their class for these heads; a tied head without weights of its own may be omitted.
-
-        If several have them, one that the model came with, `like`.
-        """
+        """Their class for these heads, `like` the one it came with; a tied head may be omitted."""
         free = config.tied and not config.lm_bias
         wanted = (heads, heads - set(self.free)) if free else (heads,)
         fitting = [
@@ -260,11 +243,7 @@ class Table:
         return next((name for name in like if name in fitting), next(iter(fitting), None))
 
     def expand(self, config: ModelConfig, heads: set[str]) -> Iterator[TensorRule]:
-        """The tensor rules of a network with these heads.
-
-        If several rules name one tensor, the last that applies wins, so that a head may store the
-        pooler under its own name.
-        """
+        """A network's tensor rules; of several for a tensor the last that applies wins."""
         chosen = {
             rule.ours: rule
             for rule in self.rules
@@ -274,9 +253,8 @@ class Table:
             encoder = rule.ours.startswith("trunk.encoder.")
             layers = config.encoder_depth if encoder else config.distinct
             for i in range(layers) if "{}" in rule.ours else [0]:
-                yield rule._replace(
-                    ours=rule.ours.format(i), theirs=tuple(t.format(i) for t in rule.theirs)
-                )
+                theirs = tuple(name.format(i) for name in rule.theirs)
+                yield rule._replace(ours=rule.ours.format(i), theirs=theirs)
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,6 +292,9 @@ def function_of(config: ModelConfig) -> dict[str, Any]:
 
 def _by_layer(config: ModelConfig) -> dict[str, Any]:
     """The same with every layer's pattern written out, since a cycle can be written in two ways."""
-    patterns = config.attention
-    layers = [patterns[i % len(patterns)] for i in range(config.depth)]
-    return function_of(config) | {"attention": layers}
+    return function_of(config) | {"attention": layer_patterns(config.attention, config.depth)}
+
+
+def layer_patterns(cycle: Sequence[str], depth: int) -> list[str]:
+    """Every layer's pattern."""
+    return [cycle[i % len(cycle)] for i in range(depth)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from malmoi.checkpoint.table import ONE_ROW, Table, TensorRule
 from malmoi.checkpoint.weights import Quantized, Weight, by_rows, check_sizes, dense
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, ensure, nearest
+from malmoi.errors import ensure, nearest
 from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
@@ -57,12 +57,8 @@ def from_hf(
     heads = _heads(table, architectures, weights, table.free if config.tied and not matrix else ())
     if matrix and VOCABULARY_HEADS & heads.keys():
         config = replace(config, tied=False)
-        notes += (
-            msg(
-                "read as untied: {matrix} is not the embedding, although config.json ties them",
-                matrix=matrix,
-            ),
-        )
+        note = "read as untied: {matrix} is not the embedding, although config.json ties them"
+        notes += (msg(note, matrix=matrix),)
     pooler = [r.theirs[0] for r in table.rules if r.ours.startswith("pooler.") and not r.head]
     with named(theirs.where):
         network = empty(config, heads, pooler=not weights.keys().isdisjoint(pooler))
@@ -104,8 +100,7 @@ def _under_current_names(
         first = renamed.setdefault(table.copies.get(today, today), tensor)
         ensure(
             is_same(first, tensor),
-            "{folder}: {key} is not equal to its copy under another name; Malmoi has one "
-            "weight for both, and cannot know which is meant.",
+            "{folder}: {key} is not equal to its copy under another name; which is meant?",
             folder=folder,
             key=key,
         )
@@ -147,29 +142,19 @@ def _unused_heads(
     idle = {name for rule in rules for name in rule.theirs}
     for name, weight in unused.items():
         constant = next((v for end, v in table.constants.items() if name.endswith(end)), None)
+        known = name in idle or f".{name}".endswith(table.buffers)
+        if constant is not None:
+            stored = dense(weight).float()  # of half precision, perhaps
+            computed = constant(network.config)
+            known = stored.shape == computed.shape
+            known = known and torch.allclose(stored, computed, rtol=0, atol=1e-3)
         ensure(
-            constant is not None or name in idle or f".{name}".endswith(table.buffers),
-            "{folder} holds {name}, which a {model_type} with this config.json does not "
-            "have, so that the results could be others. If it is no part of the model, "
-            "open the folder with transformers and save it again.",
+            known,
+            "{folder} holds {name}, which a {model_type} with this config.json does not have.",
             folder=folder,
             name=name,
             model_type=table.model_type,
         )
-        if constant is None:
-            continue
-        stored = dense(weight).float()  # of half precision, perhaps
-        computed = constant(network.config)
-        if stored.shape != computed.shape or not torch.allclose(
-            stored, computed, rtol=0, atol=1e-3
-        ):
-            raise MalmoiError(
-                "{folder}: {name} is not the table that every {model_type} has; Malmoi has no "
-                "other one.",
-                folder=folder,
-                name=name,
-                model_type=table.model_type,
-            )
     left = [name for name in unused if name in idle]
     return (listing("not used, since its class has no such head", left),) if left else ()
 
@@ -214,23 +199,19 @@ def _translate(
             continue
         given = [weights[t] for t in rule.theirs]
         for their_name, weight in zip(rule.theirs, given, strict=True):
-            check_type(
-                weight.scale if isinstance(weight, Quantized) else weight, their_name, folder
-            )
+            check_type(weight, their_name, folder)
         dimensions = len(shapes[name]) + (rule.via is ONE_ROW)
         rest = given[0].shape[1:]
         joinable = all(len(t.shape) == dimensions and t.shape[1:] == rest for t in given)
         tensor = by_rows(rule.via.load, *given) if joinable else given[0]
-        if tensor.shape != shapes[name]:
-            raise MalmoiError(
-                "{folder}: {theirs} has the shape {shape}, but config.json asks for {shapes} "
-                "in {name}; the weights and the config belong to different models.",
-                folder=folder,
-                theirs=rule.theirs[0],
-                shape=list(weights[rule.theirs[0]].shape),
-                shapes=list(shapes[name]),
-                name=name,
-            )
+        ensure(
+            tensor.shape == shapes[name],
+            "{folder}: {theirs} has the shape {shape}, but config.json asks for {shapes}.",
+            folder=folder,
+            theirs=rule.theirs[0],
+            shape=list(given[0].shape),
+            shapes=list(shapes[name]),
+        )
         found[name] = tensor
     return found
 
@@ -272,14 +253,14 @@ def fill_network(
     """Loads tensors into a network on the meta device; a head without weights is initialised."""
     wanted = [k for k in network.state_dict() if not (network.config.tied and is_tied(k))]
     missing = [k for k in wanted if k not in found]
-    if lost := [theirs.get(k, k) for k in missing if k.startswith("trunk.")]:
-        raise MalmoiError(
-            "{folder}: {lost} weights of the model are missing, starting with {first}; it "
-            "cannot be used.",
-            folder=folder,
-            lost=len(lost),
-            first=lost[0],
-        )
+    lost = [theirs.get(k, k) for k in missing if k.startswith("trunk.")]
+    ensure(
+        not lost,
+        "{folder}: {lost} weights of the model are missing, starting with {first}.",
+        folder=folder,
+        lost=len(lost),
+        first="".join(lost[:1]),
+    )
     fresh = _fresh_heads(network) if missing else {}
     plain, notes = _of_one_type(network, _place_quantized(network, found, folder), folder)
     network.load_state_dict({**plain, **{k: fresh[k] for k in missing}}, strict=False, assign=True)
@@ -294,38 +275,32 @@ def _of_one_type(
     """Converts the tensors to one dtype to compute in: mixed half precisions become fp32."""
     wanted = {name: tensor.dtype for name, tensor in network.state_dict().items()}
     for name, tensor in found.items():
-        if wanted[name] == torch.float32:
-            check_type(tensor, name, folder)
-            check_finite(tensor, name, folder)
-        elif tensor.dtype != wanted[name]:
-            raise MalmoiError(
-                "{folder}: the weight {name} is kept as {called}, not as {called2}.",
-                folder=folder,
-                name=name,
-                called=_called(tensor.dtype),
-                called2=_called(wanted[name]),
-            )
+        kinds = FLOATS if wanted[name] == torch.float32 else (wanted[name],)
+        check_type(tensor, name, folder, kinds)
+        check_finite(tensor, name, folder)
     own = [name for name in found if wanted[name] == torch.float32]
     types = {found[name].dtype for name in own}
     if len(types) < 2 and torch.float64 not in types:
         return found, ()
     mixed = {name: found[name].to(torch.float32) for name in own}
     names = ", ".join(sorted(map(_called, types)))
-    return {**found, **mixed}, (
-        msg("converted to float32: the weights have the types {names}", names=names),
-    )
+    note = msg("converted to float32: the weights have the types {names}", names=names)
+    return {**found, **mixed}, (note,)
 
 
-def check_type(tensor: Tensor, name: str, folder: Path) -> None:
+def check_type(
+    weight: Weight, name: str, folder: Path, kinds: tuple[torch.dtype, ...] = FLOATS
+) -> None:
     """Refuses dtypes that cannot be weights: integers and 8-bit types."""
-    if tensor.dtype not in FLOATS:
-        raise MalmoiError(
-            "{folder}: the weight {name} is kept as {called}; Malmoi reads {floats} there.",
-            folder=folder,
-            name=name,
-            called=_called(tensor.dtype),
-            floats=", ".join(map(_called, FLOATS)),
-        )
+    dtype = weight.scale.dtype if isinstance(weight, Quantized) else weight.dtype
+    ensure(
+        dtype in kinds,
+        "{folder}: the weight {name} is kept as {called}; Malmoi reads {floats} there.",
+        folder=folder,
+        name=name,
+        called=_called(dtype),
+        floats=", ".join(map(_called, kinds)),
+    )
 
 
 def check_labels(network: Network, labels: tuple[str, ...], where: str) -> None:
@@ -361,10 +336,7 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
 
 
 def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -> dict[str, Tensor]:
-    """Replaces plain maps by quantised ones and returns the remaining tensors.
-
-    `found` is emptied on the way, so that no weight is in memory both as read and as laid out.
-    """
+    """Places quantised maps; empties `found`, so that no weight is in memory twice."""
     plain: dict[str, Tensor] = {}
     for name in sorted(found):  # sorted: a bias comes before its weight
         weight = found.pop(name)
@@ -373,7 +345,7 @@ def _place_quantized(network: Network, found: dict[str, Weight], folder: Path) -
             continue
         from malmoi.checkpoint.quantized import place_quantized
 
-        check_type(weight.scale, name, folder)
+        check_type(weight, name, folder)
         check_finite(weight.scale, name, folder)
         where = name.removesuffix(".weight")
         if place_quantized(network, where, weight, plain.get(f"{where}.bias")):
@@ -446,31 +418,23 @@ UNREAD_KINDS = re.compile(r".*(dropout|layerdrop|pdrop).*|.*_token_id")
 
 
 def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """A note about keys that neither a table reads nor the lists above explain.
-
-    transformers ignores them too; only code that came with the model could read them.
-    """
+    """A note about keys that neither a table nor the lists above explain."""
     classes = theirs.get("architectures") or [""]
     known = not isinstance(classes, list) or classes[0] in ("", *table.architectures)
-    if "auto_map" in theirs and not known:
-        raise MalmoiError(
-            "{where} asks for code of its own (auto_map), which Malmoi does not run: its "
-            "class {architectures} is none of transformers.",
-            where=where,
-            architectures=classes[0],
-        )
-    unknown = [
-        name
-        for name in table.unread(theirs, where)
-        if name not in UNREAD and not UNREAD_KINDS.fullmatch(name)
-    ]
+    ensure(
+        known or "auto_map" not in theirs,
+        "{where} asks for code of its own (auto_map): {name} is none of transformers'.",
+        where=where,
+        name=classes[0],
+    )
+    unread = table.unread(theirs, where)
+    unknown = [k for k in unread if k not in UNREAD and not UNREAD_KINDS.fullmatch(k)]
     if not unknown:
         return ()
-    return (
-        msg(
-            "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
-            model_type=table.model_type,
-            names=", ".join(unknown[:4]),
-            hint=nearest(unknown[0], table.known),
-        ),
+    note = msg(
+        "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
+        model_type=table.model_type,
+        names=", ".join(unknown[:4]),
+        hint=nearest(unknown[0], table.known),
     )
+    return (note,)

@@ -76,25 +76,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return read_file(folder / name)
         if (folder / index).is_file():
             return _read_shards(folder / index)
-    raise MalmoiError(
-        "{folder} holds no weights: expected {file}, {index} or {torch_file}.",
-        folder=folder,
-        file=WEIGHTS_FILE,
-        index=WEIGHTS_INDEX,
-        torch_file=TORCH_FILE,
-    )
+    names = ", ".join((WEIGHTS_FILE, WEIGHTS_INDEX, TORCH_FILE))
+    raise MalmoiError("{folder} holds no weights, none of {names}.", folder=folder, names=names)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     places = read_object(index).map_of("weight_map", str)
     names = sorted(set(places.values()))
     present = {path.name for path in index.parent.iterdir() if path.is_file()}
-    if missing := [name for name in names if name not in present]:
-        raise MalmoiError(
-            "{index} names {missing}, which is not in the folder: the download or copy is "
-            "incomplete.",
+    for name in names:
+        ensure(
+            name in present,
+            "{index} names {missing}, which is not in the folder: copy it again.",
             index=index,
-            missing=shown(missing[0]),
+            missing=shown(name),
         )
     tensors: dict[str, Tensor] = {}
     for name in names:
@@ -109,8 +104,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     lost = next((key for key in places if key not in tensors), None)
     ensure(
         lost is None,
-        "{index} names the tensor {lost}, which is in none of its files: the download or "
-        "copy is incomplete.",
+        "{index} names the tensor {lost}, which is in none of its files: copy it again.",
         index=index,
         lost=shown(lost),
     )
@@ -124,29 +118,22 @@ def read_file(path: Path) -> dict[str, Tensor]:
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(found, dict) or not all(
-            isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()
-        ):
-            raise MalmoiError(
-                "{path} holds something other than named tensors; it is not a weights file.",
-                path=path,
-            )
-        return dict(found)
-    except MalmoiError:
-        raise
-    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
-        raise MalmoiError(
-            "{path} is truncated or damaged: {reason}. Copy or download it again.",
-            path=path,
-            reason=first_line(error)[:200].rstrip("."),
-        ) from error
     # torch refuses unsafe pickles with UnpicklingError, in a hierarchy of its own
     except Exception as error:
+        reason = first_line(error)[:200].rstrip(".")
+        known = isinstance(error, SafetensorError | RuntimeError | ValueError | OSError | EOFError)
         raise MalmoiError(
-            "{path} is not a plain file of tensors and is not opened: {reason}.",
+            "{path} is truncated or damaged: {reason}. Copy or download it again."
+            if known
+            else "{path} is not a plain file of tensors and is not opened: {reason}.",
             path=path,
-            reason=first_line(error)[:200].rstrip("."),
+            reason=reason,
         ) from error
+    named = isinstance(found, dict) and all(
+        isinstance(key, str) and isinstance(tensor, Tensor) for key, tensor in found.items()
+    )
+    ensure(named, "{path} holds no named tensors: it is not a weights file.", path=path)
+    return dict(found)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
@@ -159,11 +146,8 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int)
     """Writes one safetensors file, or shards of `shard_bytes` at most and an index, atomically."""
     shards = list(_shards(tensors, shard_bytes))
     count = len(shards)
-    names = (
-        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-        if count > 1
-        else [WEIGHTS_FILE]
-    )
+    several = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    names = several if count > 1 else [WEIGHTS_FILE]
     for name, shard in zip(names, shards, strict=True):
         write_tensors(folder / name, shard, {"format": "pt"})
     keep = {folder / name for name in names}
@@ -202,8 +186,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     ensure(
         config.distinct <= len(weights) + FEW_LAYERS,
-        "{where} says that the model has {distinct:,} layers, but the weights have only "
-        "{weights:,} tensors; they belong to different models, or are damaged.",
+        "{where} says that the model has {distinct:,} layers, but there are {weights:,} tensors.",
         where=where,
         distinct=config.distinct,
         weights=len(weights),
@@ -212,8 +195,7 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     stored = sum(weight.shape.numel() for weight in weights.values())
     ensure(
         needed <= stored + FEW_NUMBERS,
-        "{where} describes a model of at least {needed:,} numbers, but the weights hold "
-        "{stored:,}; they belong to different models, or are damaged.",
+        "{where} describes a model of at least {needed:,} numbers, but there are {stored:,}.",
         where=where,
         needed=needed,
         stored=stored,
@@ -242,8 +224,7 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     ensure(
         needed <= free,
-        "The model in {where} needs {needed} of memory, but {free} is free: close other "
-        "programs, or use a smaller model or one with fewer bits.",
+        "The model in {where} needs {needed} of memory, but {free} is free: use a smaller one.",
         where=where,
         needed=format_size(needed),
         free=format_size(free),
@@ -266,8 +247,7 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            "The model in {where} does not fit into memory, of which {memory} is free: close "
-            "other programs, or use a smaller model or one with fewer bits.",
+            "The model in {where} does not fit into {memory} of memory: use a smaller one.",
             where=where,
             memory=format_size(free_memory()),
         ) from error

@@ -96,31 +96,22 @@ class LoadedModel:
     @cached_property
     def masked(self) -> Self:
         """The bidirectional form of a model trained both ways; any other model itself."""
-        if not (self.config.both_ways and self._causal):
-            return self
-        return type(self)(replace(self.checkpoint, network=self.network.masked()))
+        both = self.config.both_ways and self._causal
+        return type(self)(replace(self.checkpoint, network=self.network.masked())) if both else self
 
     def _require_text_input(self, verb: str) -> None:
-        require_that(
-            not self.config.encoder_depth,
-            "This model cannot {verb}: it translates. Use translate.",
-            verb=verb,
-        )
-        require_that(
-            not self.config.feature_count,
-            "This model cannot {verb}: it generates text from features. Use describe.",
-            verb=verb,
-        )
+        c = self.config
+        require_that(not c.encoder_depth, "This model cannot {verb}: it translates.", verb=verb)
+        sentence = "This model cannot {verb}: it generates text from features. Use describe."
+        require_that(not c.feature_count, sentence, verb=verb)
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
         if head not in self.network.heads:
             raise UsageError(
-                "This model cannot {verb}: it has no {head} head (its heads: {heads}). It "
-                "can: {can}.",
+                "This model cannot {verb}: it has no {head} head. It can: {can}.",
                 verb=verb,
                 head=head,
-                heads=", ".join(self.network.heads) or msg("none"),
                 can=", ".join(verb for verb in self.abilities if verb != "stream"),
             )
 
@@ -168,13 +159,13 @@ class LoadedModel:
 def listed_texts(texts: str | Sequence[str], name: str) -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts)
     for text in listed:
-        if not isinstance(text, str):
-            raise UsageError(
-                "{name} must be a text or a list of texts, not {type}: {text!r:.60}.",
-                name=name,
-                type=type(text).__name__,
-                text=text,
-            )
+        known = isinstance(text, str)
+        require_that(
+            known,
+            "{name} must be a text or a list of texts, not {text!r:.60}.",
+            name=name,
+            text=text,
+        )
     return listed
 
 
@@ -199,15 +190,9 @@ def open_for_use(
         if this_machine().inference_dtype(where.type, named) == named:
             return checkpoint
         hush_emulation()
-        note = msg(
-            "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype",
-            name=_name(named),
-            msg=msg(PLACES[where.type]),
-        )
-        return _noted(checkpoint, note)
-    if checkpoint.bits:
-        return _open_quantized(checkpoint, where)
-    return _as_stored(checkpoint, where)
+        note = "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype"
+        return _noted(checkpoint, note, name=_name(named), msg=msg(PLACES[where.type]))
+    return (_open_quantized if checkpoint.bits else _as_stored)(checkpoint, where)
 
 
 def _read(path: str | Path, *, packed: bool) -> Checkpoint:
@@ -235,18 +220,13 @@ def _as_stored(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
         checkpoint.network.to(where)
         return checkpoint
     if where.type == "cpu":
-        check_room(
-            count_parameters(checkpoint.network) * computed.itemsize, checkpoint.source or Path()
-        )
+        needed = count_parameters(checkpoint.network) * computed.itemsize
+        check_room(needed, checkpoint.source or Path())
     # converted tensor by tensor, so that memory never holds a second network
     checkpoint.network.to(where, computed)
-    note = msg(
-        "stored in {name}, computed in {name2}: this {msg} has no units for {name}",
-        name=_name(stored),
-        name2=_name(computed),
-        msg=msg(PLACES[where.type]),
-    )
-    return replace(_noted(checkpoint, note), dtype=stored)
+    note = "stored in {name}, computed in {name2}: this {msg} has no units for {name}"
+    values = {"name": _name(stored), "name2": _name(computed), "msg": msg(PLACES[where.type])}
+    return replace(_noted(checkpoint, note, **values), dtype=stored)
 
 
 def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
@@ -259,29 +239,17 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     computed = this_machine().inference_dtype(where.type, named_dtype("bf16"))
     computed = computed if where.type == "cuda" else torch.float32
     checkpoint.network.to(where, computed)
-    reason = (
-        why_not()
-        if where.type == "cpu"
-        else msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
-    )
-    return _noted(
-        checkpoint,
-        msg(
-            "the weights of {bits} bits are computed in {name} and take its memory: {reason}",
-            bits=bits,
-            name=_name(computed),
-            reason=reason,
-        ),
-    )
+    elsewhere = msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
+    reason = why_not() if where.type == "cpu" else elsewhere
+    note = "the weights of {bits} bits are computed in {name} and take its memory: {reason}"
+    return _noted(checkpoint, note, bits=bits, name=_name(computed), reason=reason)
 
 
 @torch.no_grad()
 def column_major(network: Network) -> Network:
-    """Stores linear weights by input, as GPT-2's files do, so small batches read memory in order.
+    """Stores linear weights by input, as GPT-2's files do: 1.2× faster at one row with MKL.
 
-    Only the memory layout changes: 1.2× faster at one row with MKL, with no second copy of the
-    weights. Other libraries are slower with it (16 tokens a second instead of 20 with OpenBLAS on
-    ARM).
+    Other libraries are slower with it (OpenBLAS on ARM: 16 tokens a second instead of 20).
     """
     if not this_machine().column_major_pays or network.device.type != "cpu":
         return network
@@ -291,11 +259,9 @@ def column_major(network: Network) -> Network:
     return network
 
 
-def _noted(checkpoint: Checkpoint, note: str) -> Checkpoint:
-    return replace(checkpoint, notes=(*checkpoint.notes, note))
+def _noted(checkpoint: Checkpoint, note: str, **values: object) -> Checkpoint:
+    return replace(checkpoint, notes=(*checkpoint.notes, msg(note, **values)))
 
 
 def _name(dtype: torch.dtype) -> str:
-    return next(
-        (name for name in ("fp32", "bf16", "fp16") if named_dtype(name) == dtype), str(dtype)
-    )
+    return {named_dtype(n): n for n in ("fp32", "bf16", "fp16")}.get(dtype, str(dtype))

@@ -1,6 +1,7 @@
 """Encoded texts as the inputs of a network, in batches of similar length."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -8,6 +9,23 @@ from malmoi.model import Network
 from malmoi.system.threads import inference_threads
 from malmoi.tokenizer import Encoding, TokenRow
 from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def rows_by(values: Iterable[K]) -> dict[K, list[int]]:
+    """The numbers of the rows that share each value."""
+    found: dict[K, list[int]] = {}
+    for i, value in enumerate(values):
+        found.setdefault(value, []).append(i)
+    return found
+
+
+def in_order(batches: Iterable[tuple[Sequence[int], Iterable[T]]]) -> list[T]:
+    """The results of batches, each with the numbers of its rows, in the order of the rows."""
+    found = {i: one for group, some in batches for i, one in zip(group, some, strict=True)}
+    return [found[i] for i in range(len(found))]
 
 
 def model_batches(

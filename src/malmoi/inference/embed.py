@@ -1,6 +1,6 @@
 """Text embeddings: hidden states averaged over layers and pooled over tokens; their cosines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError, require_known, require_that
-from malmoi.inference.batches import model_batches
+from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
 from malmoi.messages import StatusLog
 from malmoi.model import Activations, Network
@@ -39,40 +39,34 @@ def embed_texts(
     pool: str,
     sentence: SentencePooling | None = None,
 ) -> list[Float32Array]:
-    """Returns one array per text; layer 0 is the embedding, −1 the last; several are averaged.
-
-    The pool "auto" is the pooling and normalization of `sentence`; without one, the mean.
-    """
+    """One array per text, the mean of `layers`; "auto" pools as `sentence` says, or by mean."""
     require_known(pool, get_args(Pool), "There is no pool {name!r}.{hint}")
     check_layers(layers, network.config.depth)
-    found: list[Float32Array] = [np.empty(0, np.float32)] * len(texts)
     own = sentence if sentence is not None and pool == "auto" else SentencePooling(normalize=False)
     ends = "last" if network.config.pool == "last" else "first"  # GPT's last token, BERT's [CLS]
     pooled = POOLED[{"auto": own.tokens, "cls": ends}.get(pool, pool)]
-    for group, given in model_batches(network, texts, "embed"):
+
+    def vectors(group: list[int], given: dict[str, Tensor | None]) -> Iterator[Float32Array]:
         activations = Activations()
         last = network.trunk(**given, activations=None if list(layers) == [-1] else activations)
         chosen = [activations.hidden[layer] for layer in layers] if activations.hidden else [last]
         for i, row in zip(group, torch.stack(chosen).mean(0), strict=True):
             vector = pooled(row[: len(texts[i].tokens)]).float()
-            vector = F.normalize(vector, dim=-1) if own.normalize else vector
-            found[i] = vector.cpu().numpy()
-    return found
+            yield (F.normalize(vector, dim=-1) if own.normalize else vector).cpu().numpy()
+
+    batches = model_batches(network, texts, "embed")
+    return in_order((group, vectors(group, given)) for group, given in batches)
 
 
 def note_truncated(texts: Sequence[str], encodings: Sequence[Encoding], longest: int) -> None:
     """Notes how many texts were truncated to `longest` tokens, if any."""
-    read = [
-        max(end for _, end in one.offsets) if len(one.tokens) == longest else None
-        for one in encodings
-    ]
     cut = sum(
-        end is not None and end < len(text.rstrip()) for text, end in zip(texts, read, strict=True)
+        len(one.tokens) == longest and max(end for _, end in one.offsets) < len(text.rstrip())
+        for text, one in zip(texts, encodings, strict=True)
     )
     if cut:
         logger.warning(
-            "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that this "
-            "encoder reads; the rest of them is not in the vectors.",
+            "{cut:,} of {texts:,} texts are longer than the {longest:,} tokens that are read.",
             cut=cut,
             texts=len(texts),
             longest=longest,
@@ -83,14 +77,8 @@ def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
     require_that(layers, "layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:
-        require_that(
-            -depth - 1 <= layer <= depth,
-            "This model has no layer {layer}: it has {depth}, so layers go from 0 (the "
-            "embedding) to {depth}, or from the end, -1 to {depth2}.",
-            layer=layer,
-            depth=depth,
-            depth2=-depth - 1,
-        )
+        sentence = "This model has no layer {layer}: they are 0 (the embedding) to {depth}."
+        require_that(-depth - 1 <= layer <= depth, sentence, layer=layer, depth=depth)
 
 
 def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
@@ -107,9 +95,7 @@ def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
 def pairs_needed() -> UsageError:
     """The error of a sentence encoder that was given single texts."""
     return UsageError(
-        "A sentence encoder compares two texts: give pairs, (first, second). To label single "
-        "texts, name the labels (--labels A,B) or fine-tune it (malmoi finetune rows.csv "
-        "--model DIR)."
+        "A sentence encoder compares two texts: give pairs, labels (--labels A,B) or fine-tune it."
     )
 
 

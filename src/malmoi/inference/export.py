@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 
@@ -18,7 +18,7 @@ from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
 ExportFormat = Literal["onnx", "gguf"]
-FORMATS: tuple[ExportFormat, ...] = ("onnx", "gguf")
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,27 +33,15 @@ class ExportResult(Result):
 
 def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """Loads a full model; an adapter must be merged into its base first."""
-    require_that(
-        not is_adapter(model),
-        "{model} is an adapter; merge it into a full model first: malmoi merge --model "
-        "{model} --out DIR",
-        model=model,
-    )
+    sentence = "{model} is an adapter; merge it first: malmoi merge --model {model} --out DIR"
+    require_that(not is_adapter(model), sentence, model=model)
     return read_checkpoint(model, dtype=dtype)
 
 
 def merge_adapter(model: str | Path, out: Path, *, overwrite: bool = False) -> None:
     """Writes an adapter and its base as one model."""
-    require_that(
-        is_adapter(model),
-        "{model} is not an adapter: it has no adapter_config.json, so there is nothing to merge.",
-        model=model,
-    )
-    require_that(
-        not is_adapter(out),
-        "{out} holds an adapter; choose another folder for the merged model.",
-        out=out,
-    )
+    require_that(is_adapter(model), "{model} is not an adapter to merge.", model=model)
+    require_that(not is_adapter(out), "{out} holds an adapter; choose another folder.", out=out)
     require_free(out, overwrite=overwrite)
     write_checkpoint(read_with_adapter(model), out)
 
@@ -70,12 +58,8 @@ def export_model(
     suffix = out.suffix.removeprefix(".")
     chosen = cast(ExportFormat, format or suffix)
     require_known(chosen, FORMATS, "There is no format {name!r} to export to.{hint}")
-    require_that(
-        suffix == chosen,
-        "--out {out} should be a file whose name ends in .{chosen}.",
-        out=out,
-        chosen=chosen,
-    )
+    sentence = "--out {out} should be a file whose name ends in .{chosen}."
+    require_that(suffix == chosen, sentence, out=out, chosen=chosen)
     require_that(not out.is_dir(), "{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)
     checkpoint = read_whole(model, torch.float32)
@@ -96,16 +80,12 @@ def _write_onnx(checkpoint: Checkpoint, out: Path, dtype: str, *, overwrite: boo
     from malmoi.checkpoint.export_onnx import export_onnx
 
     apart = out.parent.resolve() != checkpoint.source
-    if apart:
-        require_free(out.parent / "tokenizer.json", overwrite=overwrite)
-        require_free(out.parent / "config.json", overwrite=overwrite)
+    for name in ("tokenizer.json", "config.json") if apart else ():
+        require_free(out.parent / name, overwrite=overwrite)
     if checkpoint.tokenizer is None:
         logger.warning("The model has no tokenizer, so none is written beside the file.")
     if checkpoint.network.config.both_ways and checkpoint.network.trunk.is_causal:
-        logger.warning(
-            "This model reads both ways; the file holds its causal reading, which predicts the "
-            "next token."
-        )
+        logger.warning("This model reads both ways; the file holds its causal reading alone.")
     with output_folder(out.parent) as place:
         far = export_onnx(checkpoint, place / out.name, dtype)
         if checkpoint.tokenizer is not None:

@@ -41,10 +41,7 @@ class Interpretation(LoadedModel):
         return hidden_states(self, text, pair)
 
     def attention(self, text: str, pair: str | None = None) -> "Float32Array":
-        """Attention probabilities [layers, heads, T, T] of each token (row) over the others.
-
-        `tokens(text)` names the tokens.
-        """
+        """Attention probabilities [layers, heads, T, T] of each token (row), as in `tokens`."""
         from malmoi.interpret.forward_pass import attention_probabilities
 
         return attention_probabilities(self, text, pair)
@@ -70,10 +67,7 @@ class Interpretation(LoadedModel):
         )
 
     def intervene(self, *interventions: "Intervention") -> Self:
-        """Returns a model whose methods (generate, fill, predict…) all run under interventions.
-
-        It shares the weights. Interventions that depend on one text's positions are for `run`.
-        """
+        """Returns a model, with the same weights, whose methods all run under interventions."""
         from malmoi.interpret.forward_pass import model_with
 
         return model_with(self, interventions)
@@ -81,8 +75,7 @@ class Interpretation(LoadedModel):
     def head_importance(
         self, rows: "Sequence[Row]", *, method: "Method" = "ablation", metric: "Metric" = "loss"
     ) -> "Importance":
-        """Measures how much worse the model predicts your rows without each head, attention and
-        MLP.
+        """Measures how much worse your rows are predicted without each head, attention and MLP.
 
         A GPT predicts every next token, a BERT the same random 15 % of each text, a classifier the
         label of (text, label). "ablation" recomputes the rows for each part, from its layer on;
@@ -125,11 +118,7 @@ class Interpretation(LoadedModel):
         head: int | None = None,
         top: int = 8,
     ) -> "Picture":
-        """Draws a picture for notebooks: tokens, attention, lens, next or patterns.
-
-        Attention shows every head, the mean over the heads of a `layer`, or one `head`; layers and
-        heads count from 0.
-        """
+        """Draws tokens, attention (of all heads, a `layer` or a `head`), lens, next or patterns."""
         from malmoi.interpret.pictures import show
 
         return show(self, kind, text, layer, head, top)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from malmoi.errors import require_that
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from malmoi.inference.generation.prefix_cache import PrefixCache
     from malmoi.inference.predict import Prediction
     from malmoi.inference.score import Score
-    from malmoi.inference.zero_shot import LabelWords, ShownExamples
+    from malmoi.inference.zero_shot import LabelWords, Shown
     from malmoi.tokenizer.chat_template import Messages
     from malmoi.tracing.trace import CountMixture
 
@@ -81,10 +81,8 @@ class LanguageModel(LoadedModel):
         """Yields the text of `generate` in chunks as it is generated; whole characters only."""
         self._require_head("lm", "generate")
         config = self._generation_config(**options)
-        require_that(
-            isinstance(prompt, str) and config.n == 1,
-            "Only one continuation of one prompt can be streamed; use generate for several.",
-        )
+        alone = isinstance(prompt, str) and config.n == 1
+        require_that(alone, "Only one continuation can be streamed; use generate for several.")
         prompts = self._prompts([prompt], parse_special=parse_special)
         return (text for _, text in self.generator.stream(prompts, config))
 
@@ -103,10 +101,7 @@ class LanguageModel(LoadedModel):
         self._require_head("lm", "chat")
         prompt = encode_conversation(self.tokenizer, messages)
         config = self._generation_config(**prompt.settings(dict(options)))
-        require_that(
-            config.n == 1,
-            "A chat has one reply at a time; use another seed to get a different one.",
-        )
+        require_that(config.n == 1, "A chat has one reply at a time; use another seed for another.")
         return (text for _, text in self.generator.stream([prompt.tokens], config))
 
     @overload
@@ -131,10 +126,8 @@ class LanguageModel(LoadedModel):
         if isinstance(context, str) and isinstance(continuation, str):
             return self.score([context], [continuation], cut=cut)[0]
         contexts = [context] * len(continuation) if isinstance(context, str) else list(context)
-        require_that(
-            not isinstance(continuation, str) and len(contexts) == len(continuation),
-            "score takes one continuation for each context, or many for a single one.",
-        )
+        fit = not isinstance(continuation, str) and len(contexts) == len(continuation)
+        require_that(fit, "score takes one continuation for each context, or many for one.")
         pairs = list(zip(contexts, continuation, strict=True))
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes, cut=cut)
 
@@ -191,12 +184,7 @@ class LanguageModel(LoadedModel):
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
-        self,
-        text: str,
-        labels: "LabelWords",
-        *,
-        prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        self, text: str, labels: "LabelWords", *, prompt: str | None = None, examples: "Shown" = ()
     ) -> "Prediction": ...
     @overload
     def classify(
@@ -205,7 +193,7 @@ class LanguageModel(LoadedModel):
         labels: "LabelWords",
         *,
         prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        examples: "Shown" = (),
     ) -> "list[Prediction]": ...
 
     def classify(
@@ -214,15 +202,14 @@ class LanguageModel(LoadedModel):
         labels: "LabelWords",
         *,
         prompt: str | None = None,
-        examples: "ShownExamples" = (),
+        examples: "Shown" = (),
     ) -> "Prediction | list[Prediction]":
         """Classifies a text, or a list of them, by the names of the labels, without training.
 
         A model fine-tuned for inference is asked whether the text entails "This text is LABEL.",
-        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT's
-        likelihoods or a BERT's masks are compared after a prompt that has {text} and optionally
-        {labels}, calibrated with content-free texts; `examples` are (text, label) pairs shown
-        first.
+        and a sentence encoder how near the two are; for them `prompt` has {label}. A GPT or BERT
+        completes a prompt that has {text} and optionally {labels}, calibrated with content-free
+        texts; `examples` are (text, label) pairs shown first.
         """
         from malmoi.inference.zero_shot import classify
 
@@ -239,10 +226,7 @@ class LanguageModel(LoadedModel):
     def summarise(
         self, text: str, *, sentences: int = 3, max_new_tokens: int = 100, seed: int = 0
     ) -> str:
-        """Summarises in at most this many sentences; a text that is too long is truncated.
-
-        Samples from the two likeliest tokens (GPT-2 §3.6).
-        """
+        """Summarises in so many sentences, sampled from the two likeliest tokens (GPT-2 §3.6)."""
         from malmoi.inference.zero_shot import first_sentences, summary_prompt
 
         prompt = summary_prompt(text, self.tokenizer, self.network.config.context - max_new_tokens)
@@ -276,7 +260,5 @@ class LanguageModel(LoadedModel):
         return PrefixCache(self.network)
 
     def _prompts(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
-        return [
-            encode_prompt(self.tokenizer, text, parse_special=parse_special).tokens
-            for text in texts
-        ]
+        encode = partial(encode_prompt, self.tokenizer, parse_special=parse_special)
+        return [encode(text).tokens for text in texts]

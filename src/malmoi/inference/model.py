@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_origin, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_origin, overload
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from malmoi.inference.language_model import LanguageModel
 from malmoi.inference.prompt import require_fit
 from malmoi.messages import msg
 from malmoi.model import KVCache, count_parameters
-from malmoi.tokenizer import Encoding
 
 if TYPE_CHECKING:
     from malmoi.inference.embed import Float32Array, Pool
@@ -42,6 +41,16 @@ Asked = (
     | tuple[str, str, Sequence[str]]
     | Mapping[str, object]
 )
+Layers = int | Sequence[int]
+
+
+class Reading(TypedDict, total=False):
+    """How `embed` reads texts."""
+
+    truncate: bool
+    language: int
+
+
 DESCRIBED_ROWS = 256  # of features, whose texts are generated together
 P = TypeVar("P")  # what is predicted for a text
 
@@ -80,10 +89,8 @@ class Model(LanguageModel, Interpretation):
 
     def __repr__(self) -> str:
         c = self.config
-        return (
-            f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: "
-            f"{', '.join(self.abilities)})"
-        )
+        can = ", ".join(self.abilities)
+        return f"Model(width={c.width}, depth={c.depth}, context={c.context}, can: {can})"
 
     def _repr_html_(self) -> str:
         """A summary table for notebooks."""
@@ -165,22 +172,15 @@ class Model(LanguageModel, Interpretation):
         """The parts of this model that translation needs."""
         from malmoi.inference.translation import Translator, banned_tokens
 
-        require_that(
-            self.config.encoder_depth, "This model cannot translate: it is not an encoder-decoder."
-        )
+        vocab = self.config.vocab
+        require_that(self.config.encoder_depth, "This model cannot translate: it has no encoder.")
         ends = sorted(self._ends)
         require_that(ends, "This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation_setting("decoder_start_token_id")
         start = ends[0] if start is None else start
-        require_that(
-            start < self.config.vocab,
-            "This model's decoder_start_token_id is {start}, and its vocabulary has "
-            "{vocab} tokens.",
-            start=start,
-            vocab=self.config.vocab,
-        )
-        words = self.checkpoint.generation_setting("bad_words_ids") or []
-        banned = banned_tokens(words, self.config.vocab)
+        sentence = "This model's decoder_start_token_id is {start}, and it has {vocab} tokens."
+        require_that(start < vocab, sentence, start=start, vocab=vocab)
+        banned = banned_tokens(self.checkpoint.generation_setting("bad_words_ids") or [], vocab)
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
     @torch.inference_mode()
@@ -190,17 +190,11 @@ class Model(LanguageModel, Interpretation):
         For a model that was trained on features with texts (the recipe caption-small).
         """
         c = self.config
-        require_that(
-            c.feature_count, "This model cannot describe features: it was not trained on any."
-        )
+        require_that(c.feature_count, "This model cannot describe: it was trained on no features.")
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
-        require_that(
-            limit >= 1,
-            "max_new_tokens={limit}: after the features there is room for {room}.",
-            limit=limit,
-            room=room,
-        )
+        sentence = "max_new_tokens={limit}: after the features there is room for {room}."
+        require_that(limit >= 1, sentence, limit=limit, room=room)
         network = self.network
         end = min(self._ends)
         given = torch.tensor(np.array(features, np.float32), device=network.device)
@@ -234,12 +228,8 @@ class Model(LanguageModel, Interpretation):
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
         found = self.fill_masks(text, top)
-        require_that(
-            len(found) <= 1,
-            "The text has {found} masks, but fill takes one: use fill_masks, which "
-            "returns a list for each.",
-            found=len(found),
-        )
+        sentence = "The text has {found} masks, but fill takes one: use fill_masks."
+        require_that(len(found) <= 1, sentence, found=len(found))
         return found[0]
 
     def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":
@@ -251,49 +241,34 @@ class Model(LanguageModel, Interpretation):
 
     @overload
     def embed(  # type: ignore[overload-overlap]
-        self,
-        texts: str,
-        layers: int | Sequence[int] = (-1,),
-        pool: "Pool" = "auto",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        self, texts: str, layers: Layers = ..., pool: "Pool" = ..., **options: "Unpack[Reading]"
     ) -> "Float32Array": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
-        layers: int | Sequence[int] = (-1,),
-        pool: Literal["auto", "mean", "cls"] = "auto",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        layers: Layers = ...,
+        pool: Literal["auto", "mean", "cls"] = ...,
+        **options: "Unpack[Reading]",
     ) -> "Float32Array": ...
     @overload
     def embed(
         self,
         texts: Sequence[str],
-        layers: int | Sequence[int] = (-1,),
+        layers: Layers = ...,
         *,
         pool: Literal["none"],
-        truncate: bool = False,
-        language: int = 0,
+        **options: "Unpack[Reading]",
     ) -> "list[Float32Array]": ...
     @overload
     def embed(
-        self,
-        texts: Sequence[str],
-        layers: int | Sequence[int],
-        pool: "Pool",
-        *,
-        truncate: bool = False,
-        language: int = 0,
+        self, texts: Sequence[str], layers: Layers, pool: "Pool", **options: "Unpack[Reading]"
     ) -> "Float32Array | list[Float32Array]": ...
 
     def embed(
         self,
         texts: str | Sequence[str],
-        layers: int | Sequence[int] = (-1,),
+        layers: Layers = (-1,),
         pool: "Pool" = "auto",
         *,
         truncate: bool = False,
@@ -305,9 +280,7 @@ class Model(LanguageModel, Interpretation):
         tokens. pool: auto | mean | cls | none; "auto" is what a sentence-transformers folder says,
         normalised if it says so, and else the mean; "none" gives an array [T, D] for each text.
         A text longer than the context is an error unless `truncate`; a sentence encoder truncates
-        at the length of its folder, with a note.
-        A model of two languages, trained on pairs, takes the texts' `language`: 0 the source's, 1
-        the target's.
+        with a note. For a model trained on pairs, `language` is 0 (the source's) or 1.
         """
         from malmoi.inference.embed import embed_texts, note_truncated
 
@@ -319,8 +292,11 @@ class Model(LanguageModel, Interpretation):
         encodings = [reader._encoded(text, truncate=cut) for text in listed]
         if not truncate:
             note_truncated(listed, encodings, reader._longest)
-        if language:
-            encodings = [self._in_language(encoding, language) for encoding in encodings]
+        known = self.config.segments
+        lacks = "This model has no language {language}: it has {known} segments."
+        require_that(0 <= language < max(1, known), lacks, language=language, known=known)
+        if language:  # a segment of a model that was trained on pairs
+            encodings = [replace(e, segments=[language] * len(e.tokens)) for e in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
         found = embed_texts(reader.network, encodings, read, pool, sentence)
         if isinstance(texts, str):
@@ -329,27 +305,16 @@ class Model(LanguageModel, Interpretation):
             return found
         return np.stack(found) if found else np.empty((0, self.config.width), np.float32)
 
-    def _in_language(self, encoding: Encoding, language: int) -> Encoding:
-        """A text as one of another language: a segment of a model that was trained on pairs."""
-        require_that(
-            0 <= language < max(1, self.config.segments),
-            "This model has no language {language}: it has {segments} segments.",
-            language=language,
-            segments=self.config.segments,
-        )
-        return replace(encoding, segments=[language] * len(encoding.tokens))
-
     @torch.inference_mode()
     def logits(self, text: str) -> "Float32Array":
         """Logits over the vocabulary at every token [T, V]."""
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
-        encoding = (
-            require_fit(self.tokenizer.encode_masked(text), self.config.context)
-            if head == "mlm"
-            else self._encoded(text, truncate=False)
-        )
+        if head == "mlm":
+            encoding = require_fit(self.tokenizer.encode_masked(text), self.config.context)
+        else:
+            encoding = self._encoded(text, truncate=False)
         inputs = model_inputs(self.network, [encoding])
         scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()
@@ -367,15 +332,12 @@ class Model(LanguageModel, Interpretation):
         """Predicts with the fine-tuned head for a text, a pair (a, b), a row, or a list of them.
 
         A row has the columns of the training table; a DataFrame, a `datasets.Dataset` or a file at
-        a `pathlib.Path` is a list of rows. A classifier returns `Prediction(label, scores)`, a
-        multi-label one `MultiLabelPrediction(labels, scores)`, a tagger a list of
-        `Span(text, label, start, end, score)`. A question-answering model takes (question, context)
-        and returns `Answer(text, start, end, score, candidates, null)`; a multiple-choice model
-        takes (text, choices) and returns a `Prediction` of the best choice; a model fine-tuned for
-        writing takes a prompt and returns a `Reply(text)`.
+        a `pathlib.Path` is a list of rows. A classifier returns a `Prediction`, a multi-label one a
+        `MultiLabelPrediction`, a tagger a list of `Span`. A question-answering model takes
+        (question, context) and returns an `Answer`; a multiple-choice model takes (text, choices)
+        and returns the `Prediction` of one; a model fine-tuned for writing returns a `Reply`.
 
-        Which of them, a type checker learns from `kind`, one of these classes or list[Span]; a
-        model that predicts something else is then refused.
+        With `kind`, one of these classes or list[Span], any other prediction is refused.
         """
         from malmoi.inference.predict import refuse_file_name, row_texts
 
@@ -390,12 +352,9 @@ class Model(LanguageModel, Interpretation):
         inputs = row_texts([texts] if alone else texts, self.input_columns)
         found = self.task_head.predict(self.predictor, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
-            raise UsageError(
-                "This model predicts {type}, not {type2}: give the kind of its own "
-                "predictions, or none.",
-                type=type(found[0]).__name__,
-                type2=kind.__name__,
-            )
+            own = type(found[0]).__name__
+            sentence = "This model predicts {own}, not {kind}: give its own kind, or none."
+            raise UsageError(sentence, own=own, kind=kind.__name__)
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ its training text

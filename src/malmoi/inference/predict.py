@@ -13,7 +13,7 @@ from torch import Tensor
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import UsageError, explained, require_that
-from malmoi.inference.batches import model_batches
+from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import score_pairs
@@ -72,10 +72,8 @@ def split_pairs(texts: Sequence[TextOrPair]) -> tuple[list[str], list[str] | Non
     pairs = [text for text in texts if not isinstance(text, str)]
     if not pairs:
         return list(texts), None  # type: ignore[arg-type]
-    require_that(
-        len(pairs) >= len(texts) and all(len(pair) == 2 for pair in pairs),
-        "Give either texts or (first, second) pairs, not a mix of both.",
-    )
+    same = len(pairs) >= len(texts) and all(len(pair) == 2 for pair in pairs)
+    require_that(same, "Give either texts or (first, second) pairs, not a mix of both.")
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 
@@ -141,6 +139,7 @@ class Predictor:
 def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """The fine-tuning settings in the folder's "malmoi" object, as fields of a `Predictor`."""
     extra = JsonObject(checkpoint.extra, f"{checkpoint.source or 'The model'}: malmoi")
+    labels = len(checkpoint.labels)
     settings: dict[str, Any] = {
         "length": extra.whole("length", default=None, high=MAX_CONTEXT_TOKENS),
         "stride": extra.whole("stride", default=None, low=1, high=MAX_CONTEXT_TOKENS),
@@ -159,14 +158,12 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         raise extra.wrong("temperature", "a positive number")
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
-        if len(thresholds) != len(checkpoint.labels):
-            raise extra.wrong(
-                "thresholds",
-                msg("a number for each of {labels} labels", labels=len(checkpoint.labels)),
-            )
+        if len(thresholds) != labels:
+            expected = msg("a number for each of {labels} labels", labels=labels)
+            raise extra.wrong("thresholds", expected)
         settings["thresholds"] = thresholds
     if extra.get("words") is not None:
-        settings["words"] = verbalizer_of(extra.object("words"), len(checkpoint.labels))
+        settings["words"] = verbalizer_of(extra.object("words"), labels)
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -183,10 +180,7 @@ def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
 
 
 def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
-    """Extracts the model's text columns from rows; texts and pairs are returned unchanged.
-
-    Rows are dicts, a DataFrame, a `datasets.Dataset`, or those of a file at a `Path`.
-    """
+    """The text columns of rows (dicts, a frame, a data set, a `Path`); texts are unchanged."""
     if isinstance(rows, Path):
         with explained(BadRow, "{error}."):
             rows = [row.checked for row in rows_of(rows, columns.values())]
@@ -194,10 +188,8 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
         rows = records_of(rows)
     found = list(rows) if isinstance(rows, Iterable) else [rows]
     for one in found:
-        if not isinstance(one, str | Sequence | Mapping):
-            raise UsageError(
-                "A model predicts texts, pairs of texts or rows, not {one!r:.40}.", one=one
-            )
+        known = isinstance(one, str | Sequence | Mapping)
+        require_that(known, "A model predicts texts, pairs or rows, not {one!r:.40}.", one=one)
     if not columns and found and all(isinstance(row, Mapping) for row in found):
         columns = {"text": text_column(found, list(found[0]), msg("the data"))}
     return [_row_text(row, columns) if isinstance(row, Mapping) else row for row in found]
@@ -205,12 +197,10 @@ def row_texts(rows: Any, columns: Mapping[str, str]) -> list[Any]:
 
 def refuse_file_name(texts: object) -> None:
     """Raises an error for a text that is the name of a table file, whose rows were meant."""
-    if isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file():
-        raise UsageError(
-            "{texts} is a file; to predict its rows, give it as a path: "
-            "predict(pathlib.Path({texts!r})).",
-            texts=texts,
-        )
+    is_file = isinstance(texts, str) and has_rows(Path(texts)) and Path(texts).is_file()
+    require_that(
+        not is_file, "{texts} is a file; call predict(pathlib.Path({texts!r})).", texts=texts
+    )
 
 
 def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
@@ -234,19 +224,17 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
     if "choices" not in columns:
         return ()
     names = columns["choices"].split(",")
-    given = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
-    if not isinstance(given, Sequence) or None in given:
-        raise UsageError(
-            "A row has no choices in {names}, which this model reads.", names=", ".join(names)
-        )
+    given: Any = row.get(names[0]) if len(names) == 1 else [row.get(name) for name in names]
+    listed = isinstance(given, Sequence) and None not in given
+    require_that(listed, "A row has no choices in {names}.", names=", ".join(names))
     return (tuple(map(str, given)),)
 
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
     temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
-    scores = score_classes(reading, texts) / temperature
-    return [prediction(row, reading.labels) for row in scores]
+    scores = score_classes(reading, texts)
+    return [prediction(row / temperature, reading.labels) for row in scores]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -255,10 +243,9 @@ def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLa
     for chances in score_classes(reading, texts).sigmoid().tolist():
         named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
         thresholds = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
-        held = (
-            name for (name, chance), t in zip(named.items(), thresholds, strict=True) if chance >= t
-        )
-        found.append(MultiLabelPrediction(tuple(held), named))
+        pairs = zip(named.items(), thresholds, strict=True)
+        held = tuple(name for (name, chance), least in pairs if chance >= least)
+        found.append(MultiLabelPrediction(held, named))
     return found
 
 
@@ -281,10 +268,8 @@ def _pooled(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
 
 def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
     """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
-    if any(isinstance(one, str) or isinstance(one[-1], str) for one in questions):
-        raise UsageError(
-            "This model chooses between answers: give (text, choices), or --choice for each."
-        )
+    known = not any(isinstance(one, str) or isinstance(one[-1], str) for one in questions)
+    require_that(known, "This model chooses an answer: give (text, choices), or --choice for each.")
     found = []
     for (*_, choices), scores in zip(questions, score_choices(reading, questions), strict=True):
         chances = (scores / reading.temperature).softmax(-1).tolist()
@@ -340,11 +325,8 @@ def pool_texts(network: Network, rows: Sequence[TokenRow]) -> Tensor:
 
 def token_scores(network: Network, texts: Sequence[Encoding], head: str) -> list[Tensor]:
     """Scores of every token of each text [T, N]."""
-    found: list[Tensor] = [torch.empty(0)] * len(texts)
-    for group, scores in score_tokens(network, texts, head):
-        for i, row in zip(group, scores.cpu(), strict=True):
-            found[i] = row[: len(texts[i].tokens)]
-    return found
+    found = in_order((group, scores.cpu()) for group, scores in score_tokens(network, texts, head))
+    return [row[: len(text.tokens)] for row, text in zip(found, texts, strict=True)]
 
 
 @torch.inference_mode()

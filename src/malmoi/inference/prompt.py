@@ -59,19 +59,24 @@ def encode_prompts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 
 def text_too_long(tokens: int, limit: int, what: str = "this model's context") -> UsageError:
-    sentence = msg(
+    return UsageError(
         "The text has {tokens} tokens, more than {what} of {limit}; shorten it.",
+        code="context_length_exceeded",
         tokens=tokens,
         what=msg(what),
         limit=limit,
     )
-    return UsageError(sentence, code="context_length_exceeded")
+
+
+def check_length(tokens: int, limit: int) -> None:
+    """Raises an error if a text of so many tokens is longer than the context."""
+    if tokens > limit:
+        raise text_too_long(tokens, limit)
 
 
 def require_fit(encoding: Encoding, context: int) -> Encoding:
     """The encoding; raises an error if it is longer than the context."""
-    if len(encoding.tokens) > context:
-        raise text_too_long(len(encoding.tokens), context)
+    check_length(len(encoding.tokens), context)
     return encoding
 
 
@@ -79,12 +84,10 @@ def check_prompt_length(prompt: Sequence[int], context: int) -> None:
     """Raises an error if a prompt leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
-            "The prompt has {prompt} tokens and leaves no room in this model's context of "
-            "{context}; shorten it to {context2} or fewer.",
+            "The prompt has {n} tokens and leaves no room in this model's context of {context}.",
             code="context_length_exceeded",
-            prompt=len(prompt),
+            n=len(prompt),
             context=context,
-            context2=context - 1,
         )
 
 
@@ -108,11 +111,10 @@ def start_token(tokenizer: Tokenizer) -> int:
     marks = tokenizer.specials
     token = marks.bos if marks.bos is not None else marks.eos
     if token is None:
-        raise UsageError(
-            "The prompt is empty, and this model's tokenizer has no token to start from; give it a "
-            "word.",
-            code="empty_prompt",
+        sentence = (
+            "The prompt is empty, and this tokenizer has no token to start from; give a word."
         )
+        raise UsageError(sentence, code="empty_prompt")
     return token
 
 

@@ -5,7 +5,6 @@ Masked rows of equal length are batched, so that nothing is padded, and equal ro
 once: two choices for a mask share theirs.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,8 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import UsageError, require_that
-from malmoi.inference.batches import model_inputs
-from malmoi.inference.prompt import mask_token, require_fit, start_token, text_too_long
+from malmoi.inference.batches import in_order, model_inputs, rows_by
+from malmoi.inference.prompt import (
+    check_length,
+    mask_token,
+    require_fit,
+    start_token,
+    text_too_long,
+)
 from malmoi.inference.score import Score, ScoredRow, score_separately
 from malmoi.model import Network
 from malmoi.system.machine import per_device
@@ -49,23 +54,16 @@ class _Text:
 
 
 def sentence_logprobs(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
-    """Returns log p of every text: the sum over its tokens, given those before.
-
-    The first token follows the beginning-of-text token. For a masked model it is the
-    pseudo-log-likelihood of `pseudo_scores`.
-    """
+    """log p of every text, each token given those before; `pseudo_scores` of a masked model."""
     if "lm" not in network.heads:
         require_that(
-            "mlm" in network.heads,
-            "Only a causal or a masked language model can score the likelihood of a text.",
+            "mlm" in network.heads, "Only a causal or a masked language model scores texts."
         )
         parts = [SplitText("", text) for text in texts]
         return [score.logprob for score in pseudo_scores(network, tokenizer, parts)]
     start = start_token(tokenizer)
     rows = [ScoredRow([start, *ids], 1) for ids in tokenizer.ids(list(texts))]
-    longest = max((len(row.tokens) for row in rows), default=0)
-    if longest > network.config.context:
-        raise text_too_long(longest, network.config.context)
+    check_length(max((len(row.tokens) for row in rows), default=0), network.config.context)
     limit = per_device(MAX_PASS_TOKENS, network.device.type)
     found = score_separately(network, rows, BatchLimits(limit, limit, limit // 8))
     return [sum(logprobs) for logprobs, _ in found]
@@ -88,17 +86,15 @@ def pseudo_scores(
     """
     mask = mask_token(tokenizer)
     texts = [_fit(one, network.config.context, cut=cut) for one in _encoded(tokenizer, parts)]
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for i, text in enumerate(texts):
-        by_length[len(text.tokens)].append(i)
-    scores: dict[int, Score] = {}
-    for some in by_length.values():
-        found = _answers(network, [texts[i] for i in some], mask, together=together)
-        for i, (logprobs, best) in zip(some, found, strict=True):
-            text = texts[i]
-            names = tuple(tokenizer.token(text.tokens[place]) for place in text.places)
-            scores[i] = Score(sum(logprobs), names, tuple(logprobs), all(best))
-    return [scores[i] for i in range(len(texts))]
+    answers = in_order(
+        (some, _answers(network, [texts[i] for i in some], mask, together=together))
+        for some in rows_by(len(text.tokens) for text in texts).values()
+    )
+    scores = []
+    for text, (logprobs, best) in zip(texts, answers, strict=True):
+        names = tuple(tokenizer.token(text.tokens[place]) for place in text.places)
+        scores.append(Score(sum(logprobs), names, tuple(logprobs), all(best)))
+    return scores
 
 
 def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text]:
@@ -107,11 +103,8 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text
     for part, encoding in zip(parts, encodings, strict=True):
         start = len(part.before)
         end = start + len(part.middle)
-        inside = [
-            i
-            for i, (first, last) in enumerate(encoding.offsets)
-            if not encoding.specials[i] and last > start and first < end
-        ]
+        places = enumerate(zip(encoding.offsets, encoding.specials, strict=True))
+        inside = [i for i, ((a, b), special) in places if not special and b > start and a < end]
         require_that(
             inside, "There is nothing to score: {middle!r:.60} has no tokens.", middle=part.middle
         )
@@ -168,10 +161,8 @@ def _answers(
     width = int(rows.shape[1])
     kind = network.device.type
     scores = int(np.bincount(row).max()) * network.config.vocab  # of a row, at most
-    size = min(
-        per_device(MAX_PASS_TOKENS, kind) // width, per_device(MAX_PASS_LOGITS, kind) // scores
-    )
-    size = max(1, size)
+    size = per_device(MAX_PASS_TOKENS, kind) // width
+    size = max(1, min(size, per_device(MAX_PASS_LOGITS, kind) // scores))
     order = np.argsort(row, kind="stable")
     ascending = row[order]
     logprobs = np.empty(len(row))
@@ -187,10 +178,8 @@ def _answers(
         logprobs[some] = (logits.gather(1, right)[:, 0] - logits.logsumexp(-1)).cpu().numpy()
         best[some] = (logits.argmax(-1) == right[:, 0]).cpu().numpy()
     ends = np.cumsum([len(text.places) for text in texts])[:-1]
-    return [
-        (each.tolist(), likeliest.tolist())
-        for each, likeliest in zip(np.split(logprobs, ends), np.split(best, ends), strict=True)
-    ]
+    both = zip(np.split(logprobs, ends), np.split(best, ends), strict=True)
+    return [(each.tolist(), likeliest.tolist()) for each, likeliest in both]
 
 
 # ------------------------------------------------------------------ filling masks

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import require_that
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.generation.prefix_cache import BLOCK_TOKENS, PrefixCache
 from malmoi.inference.prompt import encode_prompts, encode_text
 from malmoi.kernels.kv_slots import BranchCache, KVSlots, common_prefix_length, prefill_rows
@@ -110,15 +111,11 @@ def _row(tokenizer: Tokenizer, before: list[int], whole: list[int], continuation
 
 
 def fit_context(row: ScoredRow, context: int, *, cut: bool = False) -> ScoredRow:
-    """Drops the oldest tokens of a context that is too long; the last token is never read.
-
-    With `cut` also those of a continuation that is too long by itself.
-    """
+    """Drops the oldest tokens of a context that is too long, with `cut` a continuation's too."""
     surplus = max(len(row.tokens) - 1 - context, 0)
     require_that(
         surplus < row.first or cut,
-        "The continuation has {tokens} tokens and does not fit into this model's context "
-        "of {context}; use perplexity, which slides over texts of any length.",
+        "The continuation has {tokens} tokens, more than a context of {context}; use perplexity.",
         tokens=len(row.tokens) - row.first,
         context=context,
     )
@@ -140,10 +137,7 @@ class SharedPrefix:
 def token_logprobs(
     network: Network, rows: Sequence[ScoredRow], prefixes: PrefixCache | None = None
 ) -> list[RowLogprobs]:
-    """Returns each row's log-probabilities of scored tokens, and whether all were the most likely.
-
-    `prefixes` caches contexts between calls.
-    """
+    """Each row's log-probabilities of scored tokens, and whether all were the most likely."""
     results: dict[int, RowLogprobs] = {}
     alone: list[int] = []
     for group in _groups(rows, forward_limits(network.device)):
@@ -160,9 +154,7 @@ def token_logprobs(
 
 def _groups(rows: Sequence[ScoredRow], limits: BatchLimits) -> Iterator[list[SharedPrefix]]:
     """Yields sorted contexts, so that similar ones are adjacent, in groups that fit in one pass."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for i, row in enumerate(rows):
-        found.setdefault(row.prefix, []).append(i)
+    found = rows_by(row.prefix for row in rows)
     group: list[SharedPrefix] = []
     longest = 0
     for tokens in sorted(found):
@@ -259,15 +251,15 @@ def score_separately(
 ) -> list[RowLogprobs]:
     """Scores every row from its start, in batches of similar length."""
     device = network.device
-    results: dict[int, RowLogprobs] = {}
-    batches = length_batches([len(row.tokens) for row in rows], limits or forward_limits(device))
-    for group in tracked(batches, "score", len(rows)):
-        some = [rows[i] for i in group]
+
+    def scored(some: list[ScoredRow]) -> list[RowLogprobs]:
         # padded on the right, where no causal query attends
         hidden = read_segments(network, pad([row.tokens[:-1] for row in some], device=device))
-        found = score_hidden(network, hidden, some, [row.first - 1 for row in some])
-        results.update(zip(group, found, strict=True))
-    return [results[i] for i in range(len(rows))]
+        return score_hidden(network, hidden, some, [row.first - 1 for row in some])
+
+    batches = length_batches([len(row.tokens) for row in rows], limits or forward_limits(device))
+    groups = tracked(batches, "score", len(rows))
+    return in_order((group, scored([rows[i] for i in group])) for group in groups)
 
 
 def read_segments(network: Network, tokens: Tensor) -> Tensor:
@@ -297,8 +289,7 @@ def score_hidden(
     logprobs, best = [], []
     for part, target in zip(flat.split(size), targets.split(size), strict=True):
         logits = network.read("lm", part).float()
-        chosen = logits.gather(1, target[:, None]).squeeze(1)
-        logprobs.append(chosen - logits.logsumexp(-1))
+        logprobs.append(logits.gather(1, target[:, None]).squeeze(1) - logits.logsumexp(-1))
         best.append(logits.argmax(-1) == target)
     # one transfer for all rows: a GPU synchronizes on each
     both = (torch.cat(some).cpu().split(sizes) for some in (logprobs, best))
@@ -319,19 +310,12 @@ def long_text_logprobs(
     """
     encoding = encode_text(tokenizer, text)
     tokens = encoding.tokens
-    require_that(
-        len(tokens) >= 2,
-        "The perplexity of a text needs at least two tokens: the first is context only and "
-        "is not predicted.",
-    )
+    require_that(len(tokens) >= 2, "The perplexity of a text needs at least two tokens.")
     require_that(stride is None or memory is None, "Give either stride or memory, not both.")
-    carries = network.config.memory or network.config.recurrent
-    if memory is not None:
-        found = _carried(network.with_memory(memory), tokens)
-    elif stride is None and carries:
-        found = _carried(network, tokens)
-    else:
-        found = _sliding(network, tokens, stride)
+    network = network if memory is None else network.with_memory(memory)
+    carries = network.config.memory or network.config.recurrent or memory is not None
+    read_on = carries and stride is None
+    found = _carried(network, tokens) if read_on else _sliding(network, tokens, stride)
     return found, len(text[encoding.offsets[1][0] :].encode())
 
 
@@ -354,12 +338,8 @@ def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[fl
     """Each token's log-probability given at least context − stride earlier tokens, if any."""
     context = network.config.context
     stride = context // 2 or 1 if stride is None else stride
-    require_that(
-        1 <= stride < context,
-        "stride must be between 1 and {context}, less than this model's context, not {stride}.",
-        context=context - 1,
-        stride=stride,
-    )
+    sentence = "stride must be at least 1 and less than the context of {context}, not {stride}."
+    require_that(1 <= stride < context, sentence, context=context, stride=stride)
     found = token_logprobs(network, score_windows(tokens, context, stride))
     return [logprob for logprobs, _ in found for logprob in logprobs]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import require_that
+from malmoi.inference.batches import in_order
 from malmoi.inference.predict import (
     Predictor,
     TextOrPair,
@@ -17,6 +18,7 @@ from malmoi.inference.predict import (
     split_pairs,
     token_scores,
 )
+from malmoi.inference.prompt import require_fit
 from malmoi.system.result import Result
 from malmoi.tokenizer import Encoding
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
@@ -51,13 +53,7 @@ def tag_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[list[Span
     """Predicts the labelled spans of each text."""
     encodings = reading.tokenizer.encode_batch(*split_pairs(texts))
     for encoding in encodings:
-        require_that(
-            len(encoding.tokens) <= reading.network.config.context,
-            "The text has {tokens} tokens, more than this model's context of {context}; "
-            "split it into sentences.",
-            tokens=len(encoding.tokens),
-            context=reading.network.config.context,
-        )
+        require_fit(encoding, reading.network.config.context)
     scores = token_scores(reading.network, encodings, "tag")
     firsts = [text if isinstance(text, str) else text[0] for text in texts]
     tagged = zip(firsts, encodings, scores, strict=True)
@@ -69,10 +65,8 @@ def tag_words(reading: Predictor, sentences: Sequence[Sequence[str]]) -> list[li
     words = tuple(map(tuple, sentences))
     pieces = reading.encode(word_pieces, reading.tokenizer, words, reading.max_tokens)
     flat = [piece for some in pieces for piece in some]
-    best: dict[int, list[int]] = {}
-    for group, scores in score_tokens(reading.network, [piece.row for piece in flat], "tag"):
-        best.update(zip(group, scores.argmax(-1).tolist(), strict=True))
-    found = iter([best[i] for i in range(len(flat))])
+    batches = score_tokens(reading.network, [piece.row for piece in flat], "tag")
+    found = iter(in_order((group, scores.argmax(-1).tolist()) for group, scores in batches))
     return [
         [
             OUTSIDE_TAG if place is None else name_of(reading.labels, best_labels[place])
@@ -152,17 +146,10 @@ class Answer(Candidate):
 def answer_questions(
     reading: Predictor, questions: Sequence[tuple[str, str]], top: int = 5
 ) -> list[Answer]:
-    """Answers each (question, context) with the best span: max S·T_i + E·T_j, j ≥ i (BERT §4.2).
-
-    Predicts no answer if s_null > s_best + threshold (BERT §4.3); a model that was not trained on
-    unanswerable questions always answers.
-    """
+    """The best spans: max S·T_i + E·T_j, or none if s_null > s_best + threshold (BERT §4.3)."""
     for one in questions:
-        require_that(
-            not isinstance(one, str) and len(one) == 2,
-            "A question needs its context: give pairs (question, context), not {one!r:.60}.",
-            one=one,
-        )
+        sentence = "A question needs its context: give (question, context), not {one!r:.60}."
+        require_that(not isinstance(one, str) and len(one) == 2, sentence, one=one)
     length = reading.max_tokens
     stride = min(reading.stride, length)
     cut = reading.encode(context_windows, reading.tokenizer, tuple(questions), length, stride)
@@ -178,15 +165,15 @@ def _read(
     reading: Predictor, windows: Sequence[ContextWindow], top: int
 ) -> list[tuple[float, SpanScores]]:
     """Each window's "no answer" score and the scores of its best spans."""
-    found: dict[int, tuple[float, SpanScores]] = {}
-    for group, scores in score_tokens(reading.network, windows, "span"):
-        some = [windows[i] for i in group]
-        last = reading.network.config.pool == "last"
+    last = reading.network.config.pool == "last"
+
+    def read(some: list[ContextWindow], scores: Tensor) -> Iterator[tuple[float, SpanScores]]:
         ends = [len(window.tokens) - 1 if last else 0 for window in some]
         nulls = scores[range(len(some)), ends].sum(-1).tolist()
-        read = zip(nulls, _spans(some, scores, top), strict=True)
-        found.update(zip(group, read, strict=True))
-    return [found[i] for i in range(len(windows))]
+        return zip(nulls, _spans(some, scores, top), strict=True)
+
+    batches = score_tokens(reading.network, windows, "span")
+    return in_order((group, read([windows[i] for i in group], scores)) for group, scores in batches)
 
 
 def _spans(windows: Sequence[ContextWindow], scores: Tensor, top: int) -> Iterator[SpanScores]:
@@ -230,16 +217,12 @@ def _answer(
         for place, score in spans.items():
             found[place] = max(score, found.get(place, score))
     ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
-    candidates = tuple(_candidate(context, a, b, score) for (a, b), score in ranked)
+    # without the leading space of a byte-level token
+    trimmed = [(b - len(context[a:b].lstrip()), b, score) for (a, b), score in ranked]
+    candidates = tuple(Candidate(context[a:b], a, b, score) for a, b, score in trimmed)
     if not candidates:
         return Answer("", 0, 0, null, (), NO_ANSWER_SCORE)
     difference = null - candidates[0].score
     if difference > threshold:
         return Answer("", 0, 0, null, candidates[:top], difference)
     return Answer(**vars(candidates[0]), candidates=candidates[:top], null=difference)
-
-
-def _candidate(context: str, start: int, end: int, score: float) -> Candidate:
-    """Builds a candidate without the leading space of a byte-level token."""
-    start += len(context[start:end]) - len(context[start:end].lstrip())
-    return Candidate(context[start:end], start, end, score)

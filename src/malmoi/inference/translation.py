@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from malmoi.errors import require_that
+from malmoi.inference.batches import in_order
 from malmoi.inference.generation.generate import BeamRules, search_beams
-from malmoi.inference.prompt import text_too_long
+from malmoi.inference.prompt import check_length
 from malmoi.model import KVCache, Network
 from malmoi.model.trunks import CrossActivations, EncoderDecoder, Memory
 from malmoi.system.machine import per_device
 from malmoi.tokenizer import Tokenizer
-from malmoi.tokenizer.padding import BatchLimits, length_batches, pad_to_width
+from malmoi.tokenizer.padding import BatchLimits, keep_mask, length_batches, pad_to_width
 
 EXTRA_TOKENS = 50  # a translation has at most this many tokens more than its source (§6.1)
 BEAMS = 4
@@ -56,27 +57,23 @@ class Translator:
         self, sources: Sequence[Sequence[int]], beams: int = BEAMS, alpha: float = LENGTH_PENALTY
     ) -> list[list[int]]:
         """Translates sources, which end with the end token, each into tokens without one."""
-        for source in sources:
-            self.check_length(source)
+        context = self.network.config.context
+        check_length(max(map(len, sources), default=0), context)
         room = per_device(BATCH_TOKENS, self.network.device.type)
-        found: dict[int, list[int]] = {}
-        limits = BatchLimits(room, room // beams, room)
-        for some in length_batches(list(map(len, sources)), limits):
-            memory = self._read([sources[i] for i in some])
-            limit = min(len(sources[some[0]]) + EXTRA_TOKENS, self.network.config.context - 1)
-            found |= zip(some, self._search(memory, limit, beams, alpha), strict=True)
-        return [found[i] for i in range(len(sources))]
 
-    def check_length(self, source: Sequence[int]) -> None:
-        if len(source) > self.network.config.context:
-            raise text_too_long(len(source), self.network.config.context)
+        def translated(some: list[int]) -> list[list[int]]:
+            memory = self._read([sources[i] for i in some])
+            limit = min(len(sources[some[0]]) + EXTRA_TOKENS, context - 1)
+            return self._search(memory, limit, beams, alpha)
+
+        batches = length_batches(list(map(len, sources)), BatchLimits(room, room // beams, room))
+        return in_order((some, translated(some)) for some in batches)
 
     def _read(self, sources: Sequence[Sequence[int]]) -> Memory:
+        device = self.network.device
         width = max(map(len, sources))
         tokens = torch.from_numpy(pad_to_width(sources, width, self.pad))
-        keep = torch.arange(width) < torch.tensor([[len(source)] for source in sources])
-        device = self.network.device
-        return self.trunk.encode(tokens.to(device), keep.to(device))
+        return self.trunk.encode(tokens.to(device), keep_mask(sources, device=device))
 
     def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:
         """log P of every next token [R, V], after the newest tokens [R]."""
@@ -86,11 +83,7 @@ class Translator:
         return scores.log_softmax(-1)
 
     def _search(self, memory: Memory, limit: int, beams: int, alpha: float) -> list[list[int]]:
-        """Beam search over all rows at once, as in tensor2tensor; one beam is greedy.
-
-        A text's score is log P / ((5 + length) / 6)^α (Wu et al. 2016 eq. 14, with Vaswani et
-        al.'s α = 0.6).
-        """
+        """Beams of all rows, as in tensor2tensor: log P / ((5 + n) / 6)^α (Wu et al. 2016)."""
         network = self.network
         several = beams > 1
         total = len(memory.layers[0][0])
@@ -122,11 +115,8 @@ class Translator:
 
 def banned_tokens(words: Sequence[Sequence[int]], vocab: int) -> tuple[int, ...]:
     """The tokens that a folder's `bad_words_ids` ban."""
-    require_that(
-        all(len(word) == 1 for word in words),
-        "This model's bad_words_ids ban sequences of tokens, and translate can ban only single "
-        "ones; remove the others from generation_config.json.",
-    )
+    single = all(len(word) == 1 for word in words)
+    require_that(single, "generation_config.json: translate takes single tokens as bad_words_ids.")
     return tuple(word[0] for word in words if 0 <= word[0] < vocab)
 
 
@@ -158,16 +148,13 @@ def cross_attention(
     """The attention from a target, token by token, to its source; rows add up to 1."""
     read = [*tokenizer.encode(source, specials=False).tokens, translator.end]
     written = tokenizer.target.encode(target, specials=False).tokens
-    translator.check_length(read)
+    check_length(len(read), translator.network.config.context)
     device = translator.network.device
     seen = CrossActivations()
     tokens = torch.tensor([[translator.start, *written]], device=device)
     translator.trunk(tokens, source=torch.tensor([read], device=device), activations=seen)
-    require_that(
-        -len(seen.cross) <= layer < len(seen.cross),
-        "This model has the decoder layers 0 to {cross}.",
-        cross=len(seen.cross) - 1,
-    )
+    layers = range(-len(seen.cross), len(seen.cross))
+    require_that(layer in layers, "This model has the decoder layers 0 to {last}.", last=layers[-1])
     weights = seen.cross[layer][0].mean(0).float().cpu().numpy()
     # row t predicts target token t
     names = [tokenizer.token(token) for token in (*written, translator.end)]

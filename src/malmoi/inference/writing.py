@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from malmoi.errors import require_that
+from malmoi.inference.batches import in_order
 from malmoi.inference.generation.generate import TextGenerator
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.predict import Predictor
@@ -63,11 +64,7 @@ class AnswerRow:
 def encode_answer(
     tokenizer: Tokenizer, messages: Sequence[Message], answer: str, ends: Sequence[int], limit: int
 ) -> AnswerRow:
-    """A conversation and its answer as at most `limit` tokens.
-
-    If they are too long, the prompt is truncated at its end, down to half of the tokens, and then
-    the answer.
-    """
+    """A conversation and answer in `limit` tokens: the prompt is cut first, down to half."""
     row = _turns(tokenizer, messages, answer, ends)
     shorter = list(messages)
     if len(row.tokens) > limit and len(row.spans) == 1:
@@ -75,8 +72,8 @@ def encode_answer(
         shorter = cut_prompt(tokenizer, messages, prompt_room(limit, end - first))
         row = _turns(tokenizer, shorter, answer, ends)
     spans = tuple((first, min(end, limit)) for first, end in row.spans if first < limit)
-    cut = len(row.tokens) > limit
-    return AnswerRow(row.tokens[:limit], spans, shorter != list(messages), cut)
+    cut = shorter != list(messages)
+    return AnswerRow(row.tokens[:limit], spans, cut, len(row.tokens) > limit)
 
 
 def prompt_room(limit: int, answer: int) -> int:
@@ -108,21 +105,16 @@ def _turns(
     turns = [*messages, {"role": "assistant", "content": answer}]
     whole = encode_chat(tokenizer, turns, reply=False)
     spans = []
-    for i, message in enumerate(turns):
-        if message["role"] != "assistant":
-            continue
-        before = encode_chat(tokenizer, turns[:i])
-        after = (
-            whole if i == len(turns) - 1 else encode_chat(tokenizer, turns[: i + 1], reply=False)
-        )
-        first = common_prefix_length(before, whole)
+    for i in (i for i, turn in enumerate(turns) if turn["role"] == "assistant"):
+        first = common_prefix_length(encode_chat(tokenizer, turns[:i]), whole)
+        is_last = i == len(turns) - 1
+        after = whole if is_last else encode_chat(tokenizer, turns[: i + 1], reply=False)
         end = common_prefix_length(after, whole)
         ended = next((at + 1 for at in range(first, end) if whole[at] in ends), None)
         spans.append((first, ended or end))
-        if i == len(turns) - 1:
-            whole = whole[:ended] if ended else [*whole, ends[0]]
-            spans[-1] = (first, len(whole))
-    return AnswerRow(whole, tuple(spans))
+    # the last turn is an answer
+    whole = whole[:ended] if ended else [*whole, ends[0]]
+    return AnswerRow(whole, (*spans[:-1], (first, len(whole))))
 
 
 # ------------------------------------------------------------------ answers
@@ -132,19 +124,18 @@ def write_answers(reading: Predictor, asked: Sequence[Any]) -> list[Reply]:
     """Answers each prompt or conversation greedily, in batches of similar length."""
     limit = reading.max_tokens
     room = min(prompt_room(limit, reading.answer_tokens), limit - 1)
-    prompts = []
-    for one in asked:
-        messages = cut_prompt(reading.tokenizer, as_messages(one), room)
-        prompts.append(encode_chat(reading.tokenizer, messages))
+    tokenizer = reading.tokenizer
+    cut = (cut_prompt(tokenizer, as_messages(one), room) for one in asked)
+    prompts = [encode_chat(tokenizer, messages) for messages in cut]
     config = GenerationConfig(
         reading.answer_tokens, Sampling(temperature=0), end_tokens=frozenset(reading.ends)
     )
-    generator = TextGenerator(reading.network, reading.tokenizer)
-    texts = [""] * len(prompts)
+    generator = TextGenerator(reading.network, tokenizer)
+    groups = tracked(length_batches(list(map(len, prompts))), "predict", len(prompts))
     # the key-value cache has the dtype of the weights, which autocast would not write into it
     with torch.autocast(reading.network.device.type, enabled=False):
-        for group in tracked(length_batches(list(map(len, prompts))), "predict", len(prompts)):
-            found = generator.continuations([prompts[i] for i in group], config)
-            for i, (text,) in zip(group, found, strict=True):
-                texts[i] = text.strip()
-    return [Reply(text) for text in texts]
+        found = in_order(
+            (group, generator.continuations([prompts[i] for i in group], config))
+            for group in groups
+        )
+    return [Reply(text.strip()) for (text,) in found]

@@ -44,7 +44,7 @@ ZERO_SHOT_PROMPTS = {
         "describe": "이 글의 성격: {label}",
     },
 }
-ShownExamples = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
+Shown = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
 Words = Mapping[str, str]  # of each label
 LabelWords = Sequence[str] | Words  # the labels, or their words by label
 COSINE_SCALE = 20.0  # cosines are compared as by the loss that trains sentence encoders
@@ -57,11 +57,7 @@ def prompt_language(text: str) -> str:
 
 
 def classify(
-    model: LoadedModel,
-    texts: Sequence[str],
-    labels: LabelWords,
-    prompt: str | None,
-    shown: ShownExamples,
+    model: LoadedModel, texts: Sequence[str], labels: LabelWords, prompt: str | None, shown: Shown
 ) -> list[Prediction]:
     """Classifies texts by the names of the labels, in the way that the model can."""
     words = label_words(labels)
@@ -101,7 +97,7 @@ def _nearest(
 
 
 def _prompted(
-    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: ShownExamples
+    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: Shown
 ) -> list[Prediction]:
     """Returns the labels whose words are the likeliest continuations, by the mean of the prompts.
 
@@ -133,10 +129,8 @@ def _prompted(
 def label_words(labels: LabelWords) -> dict[str, str]:
     """The words for each label: its name, or the entry of a mapping."""
     words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-    require_that(
-        len(words) >= 2 and all(word.strip() for word in words.values()),
-        "Give at least two labels, each of them a non-empty text.",
-    )
+    known = len(words) >= 2 and all(word.strip() for word in words.values())
+    require_that(known, "Give at least two labels, each of them a non-empty text.")
     return words
 
 
@@ -147,10 +141,7 @@ def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> lis
 
 
 def label_prompts(text: str, words: Sequence[str], prompt: str | None = None) -> list[str]:
-    """The prompts in the language of the text, with {text} still to fill in.
-
-    Two unless one is given: the mean of their scores is better than either (docs/lab.md).
-    """
+    """Prompts with {text} to fill in: two, whose mean is better (docs/lab.md), or the given one."""
     prompts = ZERO_SHOT_PROMPTS[prompt_language(text)]
     listed = ", ".join(words[:-1]) + prompts["or"] + words[-1]
     forms = [prompts["classify"], prompts["category"]] if prompt is None else [prompt]
@@ -172,7 +163,7 @@ def summary_prompt(text: str, tokenizer: Tokenizer, room: int) -> str:
     return _put(form, text=truncate_text(tokenizer, text, room))
 
 
-def translation_prompt(text: str, to: str, shown: ShownExamples) -> str:
+def translation_prompt(text: str, to: str, shown: Shown) -> str:
     """The prompt for a translation, after the examples."""
     examples = "".join(f"{one} = {other}\n" for one, other in shown)
     return _put(

@@ -62,10 +62,14 @@ def fastest_kernel(q: Tensor, k: Tensor, mask: Mask) -> Kernel:
     return "sdpa" if mask.blocks is None and mask.parts is None else "flex"
 
 
+def _per_head(q: Tensor, x: Tensor) -> Tensor:
+    """Keys or values that heads share [B, G, K, E], once for each head of q [B, H, K, E]."""
+    return x.repeat_interleave(q.size(1) // x.size(1), dim=1) if x.size(1) < q.size(1) else x
+
+
 def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
     """Attention probabilities [B, H, T, K], which fused kernels do not return; 0 without keys."""
-    k = k.repeat_interleave(q.size(1) // k.size(1), dim=1)
-    scores: Tensor = (q * q.size(-1) ** -0.5) @ k.transpose(-1, -2)
+    scores: Tensor = (q * q.size(-1) ** -0.5) @ _per_head(q, k).transpose(-1, -2)
     scores = scores if mask.bias is None else scores + mask.bias
     seen = visible(mask, scores)
     if seen is None:
@@ -81,8 +85,7 @@ def attention_probs(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
 
 
 def _short(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    chosen = F.dropout(attention_probs(q, k, mask), dropout).to(q.dtype)
-    return chosen @ v.repeat_interleave(q.size(1) // v.size(1), dim=1)
+    return F.dropout(attention_probs(q, k, mask), dropout).to(q.dtype) @ _per_head(q, v)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
@@ -99,8 +102,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
     if mask.parts is not None:
         from malmoi.model.sparse import attend_parts
 
-        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
-        return attend_parts(q, k, v, mask.parts, _compiled_flex())
+        return attend_parts(q, _per_head(q, k), _per_head(q, v), mask.parts, _compiled_flex())
     grouped = q.size(1) != k.size(1)
     return cast(Tensor, _compiled_flex()(q, k, v, block_mask=mask.blocks, enable_gqa=grouped))
 
@@ -124,11 +126,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
 
 
 def _tiled(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    each = q.size(1) // k.size(1)
-    if each > 1:
-        k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
     assert mask.tiles is not None
-    return mask.tiles.run(q, k, v, mask.tiles)
+    return mask.tiles.run(q, _per_head(q, k), _per_head(q, v), mask.tiles)
 
 
 KERNELS: dict[Kernel, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {
@@ -166,8 +165,7 @@ def compile_each_shape(
                 return compiled(*inputs, **settings)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise MalmoiError(
-                "Sparse attention has been compiled for {shapes} shapes of inputs, and for "
-                "more it would be slow: use fewer lengths and batch sizes.",
+                "Sparse attention was compiled for {shapes} shapes: use fewer lengths.",
                 shapes=shapes,
             ) from error
 

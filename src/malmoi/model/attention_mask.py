@@ -79,18 +79,14 @@ def build_mask(
         elif device.type == "cpu" and layout.plain and not layout.prefix:
             from malmoi.model.sparse import make_tiling
 
-            tiles = make_tiling(pattern, layout.keys)
-            if tiles is not None:
+            if (tiles := make_tiling(pattern, layout.keys)) is not None:
                 return Mask(tiles=tiles)
     return Mask.of(pattern.mask(layout, device))
 
 
 @cache
 def _note_dropout() -> None:
-    logger.warning(
-        "Sparse attention is computed densely here because its kernels do not support dropout: "
-        "set model.attention_dropout=0 (model.dropout may stay)."
-    )
+    logger.warning("Sparse attention is dense with dropout: set model.attention_dropout=0.")
 
 
 @lru_cache(maxsize=16)
@@ -100,8 +96,7 @@ def _plain_sparse(pattern: Pattern, length: int, device: str) -> Mask:
     if length >= MIN_REORDERED_KEYS:
         from malmoi.model.sparse import make_parts
 
-        parts = make_parts(pattern, length, place)
-        if parts is not None:
+        if (parts := make_parts(pattern, length, place)) is not None:
             return Mask(parts=parts)
     return Mask(blocks=_block_mask(pattern, Layout(1, length, length), None, place))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model.transformer import ACTIVATIONS, Embedding, Transformer, make_norm
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
@@ -76,10 +76,7 @@ class MLMHead(VocabularyHead):
 
 
 class Pooler(nn.Module):
-    """One vector per sequence: its first token (BERT's [CLS]), its last (GPT-1's ⟨e⟩) or the mean.
-
-    A dense layer and a norm follow in the families that have them.
-    """
+    """One vector per sequence: its first token ([CLS]), its last (GPT-1's ⟨e⟩) or the mean."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -87,9 +84,7 @@ class Pooler(nn.Module):
         dense = c.pooler != "none"
         bias = not c.head_transform
         self.dense = nn.Linear(c.width, c.width, bias=bias) if dense else nn.Identity()
-        self.activate: Callable[[Tensor], Tensor] = (
-            ACTIVATIONS[c.pooler] if dense else nn.Identity()
-        )
+        self.activate: Callable[[Tensor], Tensor] = ACTIVATIONS.get(c.pooler, nn.Identity())
         self.norm = make_norm(c) if c.head_transform else nn.Identity()
 
     def forward(
@@ -98,12 +93,10 @@ class Pooler(nn.Module):
         return cast(Tensor, self.norm(self.activate(self.dense(self.pick(hidden, keep, firsts)))))
 
     def pick(self, hidden: Tensor, keep: Tensor | None, firsts: Tensor | None) -> Tensor:
-        if self.pool == "mean":
-            if firsts is not None:
-                raise UsageError("Mean pooling needs one text per row: set data.packed=false.")
-        elif firsts is not None:  # packed rows: flat indices of the tokens to pool
-            return hidden.flatten(0, 1)[firsts]
-        return pool_tokens(self.pool, hidden, keep)
+        if firsts is None:
+            return pool_tokens(self.pool, hidden, keep)
+        require_that(self.pool != "mean", "Mean pooling needs data.packed=false.")
+        return hidden.flatten(0, 1)[firsts]  # packed rows: flat indices of the tokens to pool
 
 
 def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
@@ -113,9 +106,8 @@ def pool_tokens(pool: str, hidden: Tensor, keep: Tensor | None) -> Tensor:
     first = pool == "first"
     if keep is None:
         return hidden[:, 0 if first else -1]
-    rows = torch.arange(len(hidden), device=hidden.device)
     at = keep.int().argmax(1) if first else keep.size(1) - 1 - keep.flip(1).int().argmax(1)
-    return hidden[rows, at]
+    return hidden[torch.arange(len(hidden), device=hidden.device), at]
 
 
 def token_mean(hidden: Tensor, keep: Tensor | None) -> Tensor:
@@ -169,10 +161,7 @@ class DetectHead(nn.Module):
 
 
 class Generator(nn.Module):
-    """ELECTRA's generator, a small masked language model (Clark et al. 2020 §3.2).
-
-    Token, position and segment embeddings are shared with the discriminator; the rest is narrower.
-    """
+    """ELECTRA's generator (Clark et al. 2020 §3.2), which shares the discriminator's embeddings."""
 
     def __init__(self, c: ModelConfig, embed: Embedding) -> None:
         super().__init__()
@@ -203,6 +192,7 @@ class HeadSpec:
     choices: bool = False  # a row is several texts, one score each
     outputs: tuple[str, ...] = ("logits",)  # as transformers names them
     peft_task: str = ""  # PEFT's task type
+    hub_task: str = ""  # as the hub calls it
     usage: str = ""  # how a model card shows it
 
 
@@ -214,35 +204,41 @@ HEADS = {
         pooled=True,
         labelled=True,
         peft_task="SEQ_CLS",
+        hub_task="text-classification",
         usage='predict("a text")',
     ),
     "tag": HeadSpec(
         build=lambda c, token, n: _token_head(c, n),
         labelled=True,
         peft_task="TOKEN_CLS",
+        hub_task="token-classification",
         usage='predict("Alice went to Seoul.")',
     ),
     "span": HeadSpec(
         build=lambda c, token, n: _token_head(c, 2),
         outputs=("start_logits", "end_logits"),
         peft_task="QUESTION_ANS",
+        hub_task="question-answering",
         usage='predict(("Where did she go?", "Alice went to Seoul."))',
     ),
     "choice": HeadSpec(
         build=lambda c, token, n: LinearHead(c, 1),
         pooled=True,
         choices=True,
+        hub_task="multiple-choice",
         usage='predict(("It rained, so", ("the street was wet.", "the sun shone.")))',
     ),
     "lm": HeadSpec(
         build=lambda c, token, n: LMHead(c, token),
         vocabulary=True,
         peft_task="CAUSAL_LM",
+        hub_task="text-generation",
         usage='generate("The state of")',
     ),
     "mlm": HeadSpec(
         build=lambda c, token, n: MLMHead(c, token),
         vocabulary=True,
+        hub_task="fill-mask",
         usage='fill("The {mask} of the union")',
     ),
     # unlike a classifier's, without dropout on the pooled vector

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.model.patterns import Layout
 
 # what stores a layer's new keys and values and returns every one to attend to, and its index there
@@ -57,13 +57,8 @@ class KVCache:
     def grow(self, positions: Tensor, keep: Tensor | None) -> None:
         """Reserves slots for new tokens at these positions [B, T]; `keep` marks non-padding."""
         start = self.used
-        self.used = self.used + positions.size(1)
-        if self.used > self.capacity:
-            raise UsageError(
-                "{used} tokens do not fit into a cache of {capacity}; make a larger one.",
-                used=self.used,
-                capacity=self.capacity,
-            )
+        self.used += positions.size(1)
+        require_that(self.used <= self.capacity, "A cache of {n} tokens is full.", n=self.capacity)
         self.positions[:, start : self.used] = positions
         self.keep[:, start : self.used] = True if keep is None else keep
         self.padded = self.padded or keep is not None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.messages import msg
 from malmoi.model.heads import (
     HEADS,
@@ -49,13 +49,9 @@ class Network(nn.Module):
         self.config = config
         self.features = features
         with _NotDrawn():
-            self.trunk = _trunk(config, features)
-            self.reader: FeatureReader | None = None
-            self.pooler: Pooler | None = Pooler(config) if pooler and features is None else None
+            self.trunk, self.reader = _trunk(config, features)
+            self.pooler = Pooler(config) if pooler and features is None else None
             if features is not None:
-                from malmoi.model import trunks
-
-                self.reader = trunks.FeatureReader(config, features)
                 # a frozen [CLS] was not trained to represent its sequence
                 mean = replace(config, pool="mean", pooler="none", head_transform=False)
                 self.pooler = Pooler(mean)
@@ -90,28 +86,22 @@ class Network(nn.Module):
 
     def require_language_head(self) -> str:
         """The head over the vocabulary, with which layers are read as tokens."""
-        require_that(
-            self.language_head,
-            "This model has no head over the vocabulary, so its layers cannot be read as tokens.",
-        )
+        require_that(self.language_head, "This model has no head over the vocabulary.")
         return self.language_head
 
     @property
     def blocks(self) -> list[nn.Module]:
         """Every block, an encoder's too."""
         encoder: Any = getattr(self.trunk, "encoder", None)
-        return [*self.trunk.blocks, *(encoder.blocks if encoder is not None else ())]
+        return [*self.trunk.blocks, *getattr(encoder, "blocks", ())]
 
     def add(self, name: str, classes: int = 0) -> None:
         if name == "generator":
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         require_known(name, HEADS, "There is no head {name!r}.{hint}")
-        require_that(
-            name not in LABEL_HEADS or classes >= 1,
-            "The head {name!r} needs the number of its classes.",
-            name=name,
-        )
+        counted = name not in LABEL_HEADS or classes >= 1
+        require_that(counted, "The head {name!r} needs the number of its classes.", name=name)
         if self.reader is not None:
             require_that(
                 name in LABEL_HEADS,
@@ -128,32 +118,20 @@ class Network(nn.Module):
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
-        if (mixer := self.config.mixer) != "attention":
-            raise UsageError(
-                "{what} is for softmax attention; this model has {mixer}.",
-                what=msg(what),
-                mixer=mixer,
-            )
+        mixer = self.config.mixer
+        sentence = "{what} is for softmax attention; this model has {mixer}."
+        require_that(mixer == "attention", sentence, what=msg(what), mixer=mixer)
 
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
-        if self.config.encoder_depth:
-            raise UsageError("{what} does not support translation models.", what=msg(what))
-        if self.config.feature_count:
-            raise UsageError(
-                "{what} does not support models that generate text from features.", what=msg(what)
-            )
+        c = self.config
+        sentence = "{what} does not support translation models or models of features."
+        require_that(not (c.encoder_depth or c.feature_count), sentence, what=msg(what))
 
     def masked(self) -> "Network":
-        """A bidirectional view of a causal network that was also trained to read both ways.
-
-        It shares the weights, and works as a BERT whose mlm head is the lm head one position to the
-        left.
-        """
+        """A bidirectional view, whose mlm head is the lm head one position to the left."""
         c = self.config
-        require_that(
-            c.both_ways, "This model reads left to right only: it was not trained both ways."
-        )
+        require_that(c.both_ways, "This model reads left to right only.")
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
@@ -163,25 +141,18 @@ class Network(nn.Module):
         return view
 
     def with_memory(self, memory: int) -> "Network":
-        """The same weights with a memory of this many tokens, longer or shorter than in training.
-
-        Windows that reach as far as the memory change with it.
-        """
+        """The same weights with a memory of this many tokens, and windows that reach as far."""
         c = self.config
         require_that(
             self.trunk.needs_distances,
-            "This model has {positions} positions, which end at its context of {context} "
-            "tokens: only a model with relative positions (transformer-xl) supports a "
-            "memory.",
-            positions=c.positions,
+            "Without relative positions (transformer-xl) texts end at its context of {context}.",
             context=c.context,
         )
         attention = tuple(
-            f"causal & local:{memory + 1}" if parse_pattern(text, c.heads).window else text
-            for text in c.attention
+            f"causal & local:{memory + 1}" if memory and pattern.window else pattern.text
+            for pattern in self.trunk.patterns
         )
-        patterns = attention if memory else c.attention
-        return self._viewed(replace(c, attention=patterns, memory=memory))
+        return self._viewed(replace(c, attention=attention, memory=memory))
 
     def _viewed(self, config: ModelConfig) -> "Network":
         """A shallow copy with another config: every weight, buffer and block stays the same."""
@@ -242,8 +213,7 @@ class Network(nn.Module):
             have=", ".join(self.heads) or msg("none"),
         )
         if name in POOLED_HEADS:
-            pooled = cast(nn.Module, self.pooler)(hidden, keep, firsts)
-            return cast(Tensor, self.heads[name](pooled))
+            hidden = cast(nn.Module, self.pooler)(hidden, keep, firsts)
         if name == "mlm" and self.config.both_ways:
             hidden = torch.cat((hidden[:, :1], hidden[:, :-1]), 1)
         if name in VOCABULARY_HEADS and slots is not None:
@@ -251,15 +221,17 @@ class Network(nn.Module):
         return cast(Tensor, self.heads[name](hidden))
 
 
-def _trunk(config: ModelConfig, features: "FeatureConfig | None") -> Transformer:
-    """The trunk of a config; the rarer ones are imported when a model has them."""
+def _trunk(
+    config: ModelConfig, features: "FeatureConfig | None"
+) -> "tuple[Transformer, FeatureReader | None]":
+    """The trunk of a config and what reads its layers; rare ones are imported when needed."""
     if not (features or config.encoder_depth or config.feature_count):
-        return Transformer(config)
+        return Transformer(config), None
     from malmoi.model import trunks
 
     if features:
-        return trunks.LayeredTransformer(config, features)
-    return (trunks.EncoderDecoder if config.encoder_depth else trunks.FeaturePrefix)(config)
+        return trunks.LayeredTransformer(config, features), trunks.FeatureReader(config, features)
+    return (trunks.EncoderDecoder if config.encoder_depth else trunks.FeaturePrefix)(config), None
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -334,8 +306,8 @@ class _NotDrawn(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if getattr(func, "__module__", "") != "torch.nn.init" or name in ("ones_", "zeros_"):
+        kept = func in (nn.init.ones_, nn.init.zeros_)
+        if kept or getattr(func, "__module__", "") != "torch.nn.init":
             return func(*args, **given)
         weight = given["tensor"] if "tensor" in given else args[0]
         return weight if weight.is_meta else weight.detach().zero_()

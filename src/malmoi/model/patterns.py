@@ -151,9 +151,7 @@ def document(at: Layout) -> Predicate:
     query = at.query_documents
     key = at.key_documents
     if query is None or key is None:
-        raise UsageError(
-            "The pattern 'document' needs a batch that says which document each token belongs to."
-        )
+        raise UsageError("The pattern 'document' needs a batch with the document of each token.")
     return lambda b, h, q, k: query[b, q] == key[b, k]
 
 
@@ -242,13 +240,9 @@ class Pattern:
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_parse(text, partial(_named, layout)) for text in self.text.split(";")]
-        require_that(
-            len(groups) <= self.heads,
-            "The pattern {text!r} has {groups} head groups for {heads} heads.",
-            text=self.text,
-            groups=len(groups),
-            heads=self.heads,
-        )
+        n = len(groups)
+        sentence = "The pattern {text!r} has {n} head groups for {heads} heads."
+        require_that(n <= self.heads, sentence, text=self.text, n=n, heads=self.heads)
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
 
@@ -261,10 +255,7 @@ def parse_pattern(text: str, heads: int = 1) -> Pattern:
 def _may_see_later(text: str) -> bool:
     """Whether anything but `causal` decides about later keys: any other name may allow them."""
 
-    def allows(token: str) -> Predicate:
-        return lambda b, h, q, k: token != "causal"
-
-    return bool(_parse(text, allows)(0, 0, 0, 0))
+    return bool(_parse(text, lambda token: lambda b, h, q, k: token != "causal")(0, 0, 0, 0))
 
 
 def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
@@ -282,9 +273,7 @@ def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
         return join(ast.parse(NAME.sub("x", text).strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration):
         raise UsageError(
-            "The attention pattern {text!r} is invalid: names such as 'causal' are joined by & "
-            "and |, and grouped by parentheses.",
-            text=text,
+            "The attention pattern {text!r} must be names joined by & and |.", text=text
         ) from None
 
 
@@ -293,10 +282,10 @@ def _named(layout: Layout, token: str) -> Predicate:
     make = PATTERNS.find(name)
     arguments = [int(n) for n in numbers.replace(" ", "").split(",") if n]
     wanted = make.__code__.co_varnames[1 : make.__code__.co_argcount]
-    if len(arguments) != len(wanted) or any(n < 1 for n in arguments):
-        raise UsageError(
-            "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
-            token=token,
-            example=name + (":" + ",".join(wanted) if wanted else ""),
-        )
+    require_that(
+        len(arguments) == len(wanted) and all(n >= 1 for n in arguments),
+        "The attention pattern {token!r} must be written {example!r}, with positive numbers.",
+        token=token,
+        example=name + (":" + ",".join(wanted) if wanted else ""),
+    )
     return make(layout, *arguments)

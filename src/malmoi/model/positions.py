@@ -23,10 +23,7 @@ ScaledFrequencies = tuple[Tensor, float]
 def sinusoid_table(
     positions: int, width: int, *, halves: bool = False, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Vaswani et al. 2017 §3.5: PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(…).
-
-    With `halves` the same columns in another order: the sines first, then the cosines.
-    """
+    """Vaswani et al. 2017 §3.5: sin and cos of p / 10000^(2i/D), in turn or in `halves`."""
     even = torch.arange(0, width, 2, dtype=torch.float32, device=device)
     angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None] / 10_000 ** (
         even / width
@@ -139,8 +136,7 @@ def rotary_table(config: ModelConfig) -> Tensor:
     torch.sin(angle, out=table[1])
     require_that(
         all(bool(x.isfinite()) for x in table.mul_(stretch).aminmax()),
-        "Rotary positions with the base {base:g} and the scaling {scaling!r} are not "
-        "finite numbers.",
+        "Rotary positions with the base {base:g} and {scaling!r} are no finite numbers.",
         base=config.rotary_base,
         scaling=config.rotary_scaling,
     )

@@ -1,9 +1,7 @@
 """Layers that carry a state on: LSTMs, and Transformer-XL's memory of segments.
 
-LSTMs are a language model's, and ELMo's in both directions. Transformer-XL (Dai et al. 2019) has
-relative positions and remembers earlier segments. B batch, T tokens (of a segment), D width,
-U units (memory cells) of a layer, H heads, E width of a head, M remembered tokens,
-K = M + T keys.
+Transformer-XL is Dai et al. 2019. B batch, T tokens (of a segment), D width, U units (memory cells)
+of a layer, H heads, E width of a head, M remembered tokens, K = M + T keys.
 """
 
 import warnings
@@ -46,10 +44,7 @@ class ReadingOrder:
 
 
 class LSTM(nn.Module):
-    """One LSTM layer in one direction, with a projection if it has more units than its width.
-
-    Hochreiter & Schmidhuber 1997; the projection is Sak et al. 2014's, as in ELMo.
-    """
+    """An LSTM layer in one direction; projected if it has more units (Sak et al. 2014)."""
 
     def __init__(self, width: int, units: int, *, backward: bool = False) -> None:
         super().__init__()
@@ -98,9 +93,7 @@ class LSTM(nn.Module):
 
 
 class LSTMBlock(nn.Module):
-    """An LSTM layer with dropout on its output (Zaremba et al. 2014) and, above the first layer,
-    a residual connection (Peters et al. 2018 §3.4).
-    """
+    """An LSTM layer with dropout (Zaremba et al. 2014) and a residual (Peters et al. 2018 §3.4)."""
 
     def __init__(self, c: ModelConfig, *, first: bool = False) -> None:
         super().__init__()

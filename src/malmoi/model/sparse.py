@@ -35,10 +35,7 @@ HIDDEN_SCORE = -1e9  # added to scores of pairs that do not see one another
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tiles with about as many keys: queries [n, Q], keys [n, W] and what is visible [n, 1, Q, W].
-
-    Both are slots, padded with 0; padding is not visible.
-    """
+    """Tiles with about as many keys: slots, padded with 0, and what is visible [n, 1, Q, W]."""
 
     queries: Tensor
     keys: Tensor

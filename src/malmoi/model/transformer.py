@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.model.attention import Attention, LayerInputs, any_shape
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
@@ -82,24 +82,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """down(f(up(x))), at every position alike (Vaswani et al. 2017 §3.3)."""
 
+    products = 1  # of the input
+
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.activate = ACTIVATIONS[c.activation]
-        self.up = nn.Linear(c.width, c.mlp_width, bias=c.bias)
+        self.up = nn.Linear(c.width, self.products * c.mlp_width, bias=c.bias)
         self.down = nn.Linear(c.mlp_width, c.width, bias=c.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.down(self.activate(self.up(x))))
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU and GeGLU (Shazeer 2020): down(f(gate(x)) · up(x)), gate and up in one product."""
+class GatedMLP(MLP):
+    """SwiGLU and GeGLU (Shazeer 2020): down(f(gate(x)) · up(x)), gate and up in one `up`."""
 
-    def __init__(self, c: ModelConfig) -> None:
-        super().__init__()
-        self.activate = ACTIVATIONS[c.activation]
-        self.up = nn.Linear(c.width, 2 * c.mlp_width, bias=c.bias)
-        self.down = nn.Linear(c.mlp_width, c.width, bias=c.bias)
+    products = 2
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.up(x).chunk(2, dim=-1)
@@ -140,10 +138,7 @@ class Activations:
 
 
 class EmbeddingResidual(nn.Module):
-    """Feeds the embedded tokens into every block: a share to its input, a projection to its values.
-
-    Zhou et al. 2024 use the first layer's values instead.
-    """
+    """Feeds the embedding into each block's input and values (cf. Zhou et al. 2024)."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -234,12 +229,6 @@ def _keep_products() -> Any:
     return create_selective_checkpoint_contexts([getattr(torch.ops.aten, n).default for n in KEPT])
 
 
-def _lstm_block() -> type[nn.Module]:
-    from malmoi.model.recurrent import LSTMBlock
-
-    return LSTMBlock
-
-
 class Transformer(nn.Module):
     """tokens [B, T] → hidden states [B, T, D]."""
 
@@ -250,7 +239,9 @@ class Transformer(nn.Module):
         self.config = c
         self.patterns = [parse_pattern(text, c.heads) for text in c.attention]
         self.embed = Embedding(c)
-        block = _lstm_block() if c.is_lstm else self.block_class
+        block: type[nn.Module] = self.block_class
+        if c.is_lstm:
+            from malmoi.model.recurrent import LSTMBlock as block
         self.blocks = nn.ModuleList(block(c, first=i == 0) for i in range(c.distinct))
         first = self.blocks[0]
         self.needs_distances = isinstance(first, Block) and first.attend.needs_distances
@@ -290,10 +281,8 @@ class Transformer(nn.Module):
         """
         self._check_length(tokens, positions, cache)
         if self.soft_prompt is not None and not self.is_causal:
-            if positions is not None or documents is not None or cache is not None:
-                raise UsageError(
-                    "Soft tokens with a bidirectional model need one padded text per row."
-                )
+            plain = positions is None and documents is None and cache is None
+            require_that(plain, "Soft tokens of a BERT need one padded text per row.")
             soft = self.soft_prompt.expand(len(tokens), -1, -1)
             hidden = self._after_vectors(soft, tokens, segments, keep, activations=activations)
             if activations:
@@ -301,10 +290,7 @@ class Transformer(nn.Module):
                     states[:] = [state[:, soft.size(1) :] for state in states]
             return hidden
         if self.config.mixer != "attention" and (documents is not None or bounds is not None):
-            raise UsageError(
-                "A recurrent model reads a whole row and cannot separate packed documents: set "
-                "data.document_mask=false and data.packed=false."
-            )
+            raise UsageError("Recurrent models read no packed documents: set data.packed=false.")
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         layout = replace(layout, tokens=keep)
         prefix = self.prefix_kv if self.soft_prompt is None else self.prompt_kv(self.soft_prompt)
@@ -377,10 +363,7 @@ class Transformer(nn.Module):
         activations: Activations | None = None,
         seen: Sequence[tuple[Any, ...]] | None = None,
     ) -> Tensor:
-        """Runs embedded tokens [B, T, D] through every block and the final norm.
-
-        `seen` is what each layer of a decoder reads besides: the source.
-        """
+        """Runs every block and the final norm; `seen` is what a decoder's layers read besides."""
         attention_out = activations.attention if activations else None
         states = list(activations.begun) if activations and activations.begun else [x]
         x = states[-1]
@@ -422,9 +405,8 @@ class Transformer(nn.Module):
     def _block(self, i: int, *inputs: Any) -> Tensor:
         block = self.blocks[i * self.config.distinct // self.config.depth]
         if self.gradient_checkpointing and self.training:
-            kept: Any = (
-                {"context_fn": _keep_products} if self.checkpointing_keeps != "inputs" else {}
-            )
+            products = self.checkpointing_keeps != "inputs"
+            kept: Any = {"context_fn": _keep_products} if products else {}
             return cast(Tensor, checkpoint(block, *inputs, use_reentrant=False, **kept))
         return cast(Tensor, block(*inputs))
 
@@ -495,9 +477,6 @@ class Transformer(nn.Module):
     ) -> None:
         length = tokens.size(1) + (cache.used if cache is not None else 0)
         c = self.config
-        if length > c.max_length and positions is None and c.positions != "none":
-            raise UsageError(
-                "{length} tokens are more than this model's context of {context}.",
-                length=length,
-                context=c.context,
-            )
+        fits = length <= c.max_length or positions is not None or c.positions == "none"
+        sentence = "{length} tokens are more than this model's context of {context}."
+        require_that(fits, sentence, length=length, context=c.context)

@@ -1,10 +1,8 @@
 """Trunks that read or return more than a text: encoder and decoder, feature prefixes, layers.
 
-The Transformer of Vaswani et al. 2017: an encoder, and a decoder that attends to its states.
-Ready-made vectors before the text: images, sounds, anything that has features. Feature-based models
-on a frozen trunk (BERT §5.3): which layers to read and how to combine them. B batch, T target
-tokens, S source tokens, D width, H heads, G key/value heads, E head width, P vectors of each row,
-F their width, L layers read.
+Feature-based models read layers of a frozen trunk (BERT §5.3). B batch, T target and S source
+tokens, D width, H heads, G key/value heads, E head width, P vectors of each row, F their width,
+L layers read.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import KVCache
@@ -106,9 +104,8 @@ class EncoderDecoder(Transformer):
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__(c)
-        self.encoder = Transformer(
-            replace(c, depth=c.encoder_depth, encoder_depth=0, attention=("full",))
-        )
+        encoder = replace(c, depth=c.encoder_depth, encoder_depth=0, attention=("full",))
+        self.encoder = Transformer(encoder)
         self.encoder.embed = nn.Identity()  # type: ignore[assignment]
 
     def encode(
@@ -149,8 +146,7 @@ class EncoderDecoder(Transformer):
         layout, positions = self._layout(tokens, keep, None, None, cache)
         masks = self._masks(layout, tokens.device, None, None)
         cross = activations.cross if isinstance(activations, CrossActivations) else None
-        source_inputs = LayerInputs(memory.mask, attention_out=cross)
-        seen = [(layer, source_inputs) for layer in memory.layers]
+        seen = [(layer, LayerInputs(memory.mask, attention_out=cross)) for layer in memory.layers]
         inputs = (masks, self._rotary(positions), self._kept(cache), activations, seen)
         return self.run_blocks(self.embed(tokens, positions, None), *inputs)
 
@@ -178,15 +174,14 @@ class FeaturePrefix(Transformer):
             if cache is None or not cache.used:
                 raise UsageError("This model needs features: pass them with the text.")
             return super().forward(tokens, keep=keep, cache=cache, activations=activations)
-        shape = (self.config.feature_count, self.config.feature_width)
-        if features.dim() != 3 or tuple(features.shape[1:]) != shape:
-            raise UsageError(
-                "These features have the shape {shape}; this model reads {first} vectors of "
-                "{shape2} numbers for each text.",
-                shape=list(features.shape),
-                first=shape[0],
-                shape2=shape[1],
-            )
+        read = [self.config.feature_count, self.config.feature_width]
+        require_that(
+            [*features.shape[1:]] == read,
+            "Features have the shape {shape}; this model reads {n} vectors of {size} numbers.",
+            shape=[*features.shape],
+            n=read[0],
+            size=read[1],
+        )
         self._check_length(F.pad(tokens, (features.size(1), 0)), None, cache)
         vectors = self.project(features.to(self.project.weight.dtype))
         return self._after_vectors(vectors, tokens, None, keep, cache, activations)
@@ -234,18 +229,12 @@ class LayeredTransformer(Transformer):
 
 
 class BiLSTM(nn.Module):
-    """A two-layer BiLSTM (Hochreiter & Schmidhuber 1997, Graves & Schmidhuber 2005).
-
-    `width` is the output width, half from each direction. Padding is never read, so it cannot
-    change the result.
-    """
+    """A two-layer BiLSTM (Graves & Schmidhuber 2005), half of `width` each; never reads padding."""
 
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        if width < 2 or width % 2:
-            raise UsageError(
-                "A BiLSTM's width must be even (half per direction), not {width}.", width=width
-            )
+        sentence = "A BiLSTM's width must be even (half per direction), not {width}."
+        require_that(width >= 2 and width % 2 == 0, sentence, width=width)
         self.lstm = nn.LSTM(
             inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )

@@ -1,7 +1,4 @@
-"""Constrained decoding: allowed tokens, banned words, a number of tokens; all of several.
-
-V vocabulary.
-"""
+"""Constrained decoding: allowed tokens, banned words, a number of tokens; V is the vocabulary."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import ensure, require_that
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.messages import msg
 from malmoi.system.limits import MAX_SIZE, check_whole_number
@@ -132,6 +129,5 @@ def _mask(tokens: Iterable[int], scores: Tensor) -> Tensor:
 
 
 def require_some(mask: Tensor, reason: str) -> Tensor:
-    if not mask.any():
-        raise MalmoiError("The constraint allows nothing: {reason}.", reason=msg(reason))
+    ensure(mask.any(), "The constraint allows nothing: {reason}.", reason=msg(reason))
     return mask

@@ -76,7 +76,9 @@ class StopFilter:
             # the stop string completed first wins, however the text was tokenized
             self.held = self.held[: min(at)[1]]
             return self.flush()
-        upto = len(self.held) - self._begun()
+        longest = min(max(map(len, self.stops)) - 1, len(self.held))
+        begun = (n for n in range(longest, 0, -1) if self._may_stop(self.held[-n:]))
+        upto = len(self.held) - next(begun, 0)
         shown, self.held = self.held[:upto], self.held[upto:]
         return shown
 
@@ -84,13 +86,8 @@ class StopFilter:
         shown, self.held = self.held, ""
         return shown
 
-    def _begun(self) -> int:
-        """The length of the longest suffix that may start a stop string."""
-        longest = max(map(len, self.stops), default=1) - 1
-        for size in range(min(longest, len(self.held)), 0, -1):
-            if any(stop.startswith(self.held[-size:]) for stop in self.stops):
-                return size
-        return 0
+    def _may_stop(self, end: str) -> bool:
+        return any(stop.startswith(end) for stop in self.stops)
 
 
 class TextWriter:
@@ -109,7 +106,9 @@ class TextWriter:
     def push(self, token: int) -> str:
         """The text released by this token; empty while a character or stop string is incomplete."""
         self.left -= 1
-        text = "" if token in self.ends else self.filter.push(self._decoded(token))
+        # the network's vocabulary may be padded beyond the tokenizer's
+        silent = token in self.ends or token >= self.detokenizer.tokenizer.vocab_size
+        text = "" if silent else self.filter.push(self.detokenizer.push(token))
         self.ended = self.filter.found or token in self.ends
         self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
@@ -134,7 +133,3 @@ class TextWriter:
     def finish(self) -> Literal["stop", "length"]:
         """ "stop" where the text came to an end, "length" where the limit was reached."""
         return "stop" if self.ended else "length"
-
-    def _decoded(self, token: int) -> str:
-        # the network's vocabulary may be padded beyond the tokenizer's
-        return self.detokenizer.push(token) if token < self.detokenizer.tokenizer.vocab_size else ""

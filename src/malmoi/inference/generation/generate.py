@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from malmoi.errors import UsageError, nearest, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.inference.generation.batch import BatchPool
 from malmoi.inference.generation.constraints import (
     AllConstraints,
@@ -50,18 +50,12 @@ def generation_config(
     known = settings_of(GenerationConfig, ConstraintOptions)
     values: dict[str, Any] = dict(options)
     for name in values:
-        if name not in known:
-            raise UsageError(
-                "generate has no setting {name!r}.{hint}", name=name, hint=nearest(name, known)
-            )
+        require_known(name, known, "generate has no setting {name!r}.{hint}")
     if values.get("speculate") or values.get("beams", 1) > 1:
         values.setdefault("temperature", 0.0)
     sampling = Sampling(**_take(values, Sampling))
-    if wrong := [token for token, _ in sampling.logit_bias if token >= vocab]:
-        raise UsageError(
-            "logit_bias has the token {wrong}, which is not in this model's vocabulary.",
-            wrong=wrong[0],
-        )
+    for token, _ in sampling.logit_bias:
+        require_that(token < vocab, "This model has no token {token} of logit_bias.", token=token)
     rules = ConstraintOptions(**_take(values, ConstraintOptions))
     # special tokens decode to no text, so they match by id
     ids = tokenizer.control_tokens
@@ -136,11 +130,8 @@ class Decoding:
         for sequence in self.batch.sequences:
             if sequence.error is not None:
                 raise sequence.error
-        return {
-            self.number[one.sequence]: one.tokens
-            for one in written
-            if one.sequence in self.batch.sequences
-        }
+        running = (one for one in written if one.sequence in self.batch.sequences)
+        return {self.number[one.sequence]: one.tokens for one in running}
 
     def drop(self, finished: Iterable[int]) -> None:
         """Removes finished requests."""
@@ -210,11 +201,8 @@ class TextGenerator:
         for i, sequence in enumerate(wanted):
             asked = (self.network, sequence.prompt, sequence.limit)
             writer = writer_for(self.tokenizer, sequence, config)
-            tokens: Iterable[int] = (
-                beam_search(*asked, config)
-                if config.beams > 1
-                else chain.from_iterable(prompt_lookup(*asked, self.fast_argmax))
-            )
+            looked_up = chain.from_iterable(prompt_lookup(*asked, self.fast_argmax))
+            tokens = beam_search(*asked, config) if config.beams > 1 else looked_up
             for token in tokens:
                 if text := writer.push(token):
                     yield i, text
@@ -243,11 +231,7 @@ def prompt_lookup(
     only faster where it repeats: summaries, answers from a context, code.
     """
     check_causal(network)
-    require_that(
-        not network.config.recurrent,
-        "speculate needs a cache that can be rolled back, and a recurrent model has only "
-        "a state: omit speculate.",
-    )
+    require_that(not network.config.recurrent, "A recurrent state cannot go back: omit speculate.")
     text = list(prompt)
     end = min(len(text) + limit, network.config.context)
     cache = KVCache(network.config, 1, end, dtype=network.dtype, device=network.device)
@@ -388,17 +372,13 @@ def _finish(rows: list[FinishedTexts], values: Tensor, texts: Tensor, ended: Ten
 def beam_search(
     network: Network, prompt: Sequence[int], limit: int, config: GenerationConfig
 ) -> tuple[int, ...]:
-    """Returns the continuation that `transformers` finds.
-
-    Its score is log p / length^length_penalty (Wu et al. 2016 §7, without its constant).
-    """
+    """transformers' continuation: the best log p / length^length_penalty (Wu et al. 2016 §7)."""
     check_causal(network)
     device = network.device
     cache = KVCache(network.config, 1, len(prompt) + limit, dtype=network.dtype, device=device)
 
     def logprobs(tokens: Tensor) -> Tensor:
-        hidden = network.trunk(tokens, cache=cache)[:, -1]
-        return network.read("lm", hidden).float().log_softmax(-1)
+        return network.read("lm", network.trunk(tokens, cache=cache)[:, -1]).float().log_softmax(-1)
 
     def read(newest: Tensor, rows: Tensor) -> Tensor:
         cache.reorder(rows)
@@ -406,8 +386,11 @@ def beam_search(
 
     first = logprobs(torch.tensor([prompt], device=device)).expand(config.beams, -1)
     cache.reorder(torch.zeros(config.beams, dtype=torch.long, device=device))
-    power = config.length_penalty
-    ends = frozenset(config.end_tokens)
-    stopping = config.early_stopping
-    rules = BeamRules(config.beams, limit, ends, lambda length: length**power, stopping)
+    rules = BeamRules(
+        config.beams,
+        limit,
+        config.end_tokens,
+        penalty=lambda length: length**config.length_penalty,
+        early_stopping=config.early_stopping,
+    )
     return tuple(search_beams(first, rules, read)[0])

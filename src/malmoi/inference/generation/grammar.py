@@ -51,35 +51,30 @@ FREE = '%llguidance {"no_forcing": true}\n'
 
 def _choices_grammar(texts: Any) -> str:
     listed = not isinstance(texts, str) and len(texts) > 0
-    if not listed or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError("choices must be a list of texts of at least one character each.")
-    if len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICE_CHARACTERS:
-        raise UsageError(
-            "choices has {texts:,} texts of {texts2:,} characters; the limits are {most:,} "
-            "and {most2:,}.",
-            texts=len(texts),
-            texts2=sum(map(len, texts)),
-            most=MAX_CHOICES,
-            most2=MAX_CHOICE_CHARACTERS,
-        )
+    listed = listed and all(isinstance(text, str) and text for text in texts)
+    require_that(listed, "choices must be a list of texts of at least one character each.")
+    require_that(
+        len(texts) <= MAX_CHOICES and sum(map(len, texts)) <= MAX_CHOICE_CHARACTERS,
+        "choices may have {most:,} texts and {characters:,} characters, not more.",
+        most=MAX_CHOICES,
+        characters=MAX_CHOICE_CHARACTERS,
+    )
     return _lark("|".join(map(re.escape, texts)))
 
 
 def _regex_grammar(regex: str) -> str:
     require_that(
         len(regex) <= MAX_REGEX_CHARACTERS,
-        "The regular expression has {regex:,} characters, more than {most:,}. For one of "
-        "many texts use choices.",
+        "The regular expression has {regex:,} characters, more than {most:,}. Use choices.",
         regex=len(regex),
         most=MAX_REGEX_CHARACTERS,
     )
-    if re.search(r"(?<!\\)(\\\\)*\\\Z", regex):  # llguidance would drop it
-        raise UsageError(
-            "The regular expression {regex} is invalid at character {regex2}: nothing follows "
-            "the backslash.",
-            regex=shown(regex),
-            regex2=len(regex) - 1,
-        )
+    require_that(
+        not re.search(r"(?<!\\)(\\\\)*\\\Z", regex),  # llguidance would drop it
+        "The regular expression {regex} is invalid at character {at}: nothing follows it.",
+        regex=shown(regex),
+        at=len(regex) - 1,
+    )
     return _lark(regex)
 
 
@@ -89,8 +84,8 @@ def _lark(regex: str) -> str:
 
 def json_rule(schema: Any) -> str:
     """JSON of a schema, as a part of a rule."""
-    if schema is not True and not isinstance(schema, Mapping):
-        raise UsageError("json_schema must be an object, not {schema}.", schema=shown(schema))
+    known = schema is True or isinstance(schema, Mapping)
+    require_that(known, "json_schema must be an object, not {schema}.", schema=shown(schema))
     try:
         described = {"type": "object"} if schema is True else schema
         whole = {**_prepared(described, closed=not _joins(described)), "x-guidance": JSON_OPTIONS}
@@ -182,11 +177,8 @@ def grammar_constraint(
     if constraint.matcher.is_error():
         reason = _reason(constraint.matcher)
         if name == "regex":
-            raise UsageError(
-                "The regular expression {value} is invalid {reason}.",
-                value=shown(value),
-                reason=reason,
-            )
+            sentence = "The regular expression {value} is invalid {reason}."
+            raise UsageError(sentence, value=shown(value), reason=reason)
         raise UsageError("{name} is invalid: {reason}.", name=name, reason=reason)
     return constraint
 
@@ -249,10 +241,7 @@ class GrammarConstraint(Constraint):
         self.ending.push(self.vocabulary.texts[token], self.ways.get(token))
 
     def _before_an_end(self, mask: Tensor, scores: Tensor) -> Tensor:
-        """Of these tokens, near the limit, likely ones after which the text can be completed.
-
-        Each byte of a way to an end counts as a token.
-        """
+        """Of these tokens, near the limit, likely ones that leave room for an end."""
         way = self.ending.find(self.left)
         if way is None:
             return mask

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from malmoi.errors import UsageError, require, require_that
-from malmoi.messages import msg
+from malmoi.errors import require, require_that
 from malmoi.settings import find_problem, option, setting
 from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
 
@@ -116,9 +115,7 @@ class GenerationConfig:
     beams: int = option(1, "Number of beams; more than 1 enables beam search.", ge=1, le=MAX_BEAMS)
     length_penalty: float = option(1.0, "Beams are scored by log p / length^penalty.")
     early_stopping: bool | Literal["never"] = setting(
-        False,
-        "When beam search ends: with enough finished beams (True), when better ones are "
-        "unlikely (False) or impossible ('never').",
+        False, "Beam search ends with enough beams (True), none better likely or 'never' possible."
     )
     speculate: bool = option(False, "Prompt-lookup decoding: the same greedy text, faster.")
     ignore_eos: bool = option(False, "Do not end at the end-of-text token.")
@@ -127,25 +124,19 @@ class GenerationConfig:
         object.__setattr__(self, "stop", stop_strings(self.stop))
         if self.ignore_eos:
             object.__setattr__(self, "end_tokens", frozenset())
-        if problem := find_problem(self):
-            raise UsageError(problem)
+        problem = find_problem(self)
+        require_that(not problem, problem)
         plain = self.sampling.greedy and not self.sampling.changes_best and self.n == 1
         for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
-            if enabled and not (plain and self.constraint is None):
-                raise UsageError(
-                    "{name} is deterministic and works only with temperature=0, n=1, no "
-                    "penalties, logit_bias or constraint.",
-                    name=name,
-                )
-        require_that(
-            self.beams <= 1 or not self.speculate,
-            "beams and speculate cannot be combined: choose one.",
-        )
-        require_that(
-            self.early_stopping in (True, False, "never"),
-            "early_stopping must be True, False or 'never', not {stopping!r}.",
-            stopping=self.early_stopping,
-        )
+            require_that(
+                not enabled or (plain and self.constraint is None),
+                "{name} needs temperature=0, n=1, no penalties, no logit_bias and no constraint.",
+                name=name,
+            )
+        alone = self.beams <= 1 or not self.speculate
+        require_that(alone, "beams and speculate cannot be combined: choose one.")
+        known = self.early_stopping in (True, False, "never")
+        require_that(known, "early_stopping must be True, False or 'never'.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,13 +164,12 @@ class ConstraintOptions:
 
 def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(s, str) and s for s in stops):
-        raise UsageError("A stop string must be a text of at least one character.")
-    if len(stops) > MAX_STOP_STRINGS or any(len(s) > MAX_STOP_CHARACTERS for s in stops):
-        limit = msg(
-            "{most} stop strings of {most2} characters",
-            most=MAX_STOP_STRINGS,
-            most2=MAX_STOP_CHARACTERS,
-        )
-        raise UsageError("The limit is {limit}.", limit=limit)
+    known = all(isinstance(s, str) and s for s in stops)
+    require_that(known, "A stop string must be a text of at least one character.")
+    require_that(
+        len(stops) <= MAX_STOP_STRINGS and all(len(s) <= MAX_STOP_CHARACTERS for s in stops),
+        "The limit is {most} stop strings of {longest} characters.",
+        most=MAX_STOP_STRINGS,
+        longest=MAX_STOP_CHARACTERS,
+    )
     return stops

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError
+from malmoi.inference.batches import rows_by
 from malmoi.inference.generation.constraints import Constraint
 from malmoi.inference.generation.options import GenerationConfig, Sampling
 from malmoi.inference.prompt import check_prompt_length
@@ -88,17 +89,9 @@ def min_p(logits: Tensor, p: float, history: TokenHistory | None) -> Tensor:
     return logits.masked_fill(chances < p * chances.amax(-1, keepdim=True), NEGATIVE_INFINITY)
 
 
-_RULES: tuple[SamplingRule, ...] = (
-    logit_bias,
-    frequency_penalty,
-    presence_penalty,
-    repetition_penalty,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-)
-SAMPLING_RULES = {rule.__name__: rule for rule in _RULES}
+PENALTIES = (logit_bias, frequency_penalty, presence_penalty, repetition_penalty)
+NARROWING = (temperature, top_k, top_p, min_p)  # never changes which token is the best
+SAMPLING_RULES: dict[str, SamplingRule] = {rule.__name__: rule for rule in PENALTIES + NARROWING}
 
 
 def apply_rules(sampling: Sampling, logits: Tensor, history: TokenHistory | None = None) -> Tensor:
@@ -106,7 +99,7 @@ def apply_rules(sampling: Sampling, logits: Tensor, history: TokenHistory | None
     logits = logits.float()
     for name, rule in SAMPLING_RULES.items():
         value = getattr(sampling, name)
-        skipped = sampling.greedy and name in ("temperature", "top_k", "top_p", "min_p")
+        skipped = sampling.greedy and rule in NARROWING
         if value != getattr(Sampling, name) and not skipped:  # its default changes nothing
             logits = rule(logits, value, history)
     return logits
@@ -241,15 +234,12 @@ class TokenSelector:
         _fail_without_scores(sequences, logits)
         allowed = apply_constraints(sequences, logits)
         chosen = torch.empty(len(sequences), dtype=torch.long, device=logits.device)
-        for sampling, members in group_by_sampling(sequences).items():
+        for sampling, members in rows_by(one.sampling for one in sequences).items():
             at = torch.tensor(members, device=logits.device)
             some = [sequences[i] for i in members]
             found = apply_rules(sampling, allowed[at], _history(some, sampling, logits))
-            chosen[at] = (
-                found.argmax(-1)
-                if sampling.greedy
-                else sample_token(found, [sequence.generator for sequence in some])
-            )
+            drawn = [] if sampling.greedy else [one.generator for one in some]
+            chosen[at] = sample_token(found, drawn) if drawn else found.argmax(-1)
         logprobs = logprobs_with_top(logits, chosen, max(sequence.top for sequence in sequences))
         return [
             _write(one, [token], [likely._replace(top=likely.top[: one.top])] if one.top else [])
@@ -267,17 +257,8 @@ def _fail_without_scores(sequences: Sequence[SequenceState], values: Tensor) -> 
 
 def without_scores() -> MalmoiError:
     return MalmoiError(
-        "The model's scores of the next token are not numbers: its training diverged, or "
-        "its weights are damaged."
+        "The model's scores are not numbers: its training diverged, or its weights are damaged."
     )
-
-
-def group_by_sampling(sequences: Sequence[SequenceState]) -> dict[Sampling, list[int]]:
-    """Groups sequence indices by sampling settings."""
-    groups: dict[Sampling, list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        groups.setdefault(sequence.sampling, []).append(i)
-    return groups
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
@@ -299,7 +280,7 @@ class BatchSampler:
         places: Sequence[int],
     ) -> None:
         self.groups = []
-        for sampling, members in group_by_sampling(sequences).items():
+        for sampling, members in rows_by(one.sampling for one in sequences).items():
             if sampling.greedy:
                 continue
             some = [sequences[i] for i in members]
@@ -326,10 +307,8 @@ def apply_constraints(sequences: Sequence[SequenceState], logits: Tensor) -> Ten
         try:
             allowed = sequence.constraint_state.allowed(row)
         except Exception as error:  # a user's function may raise anything; only its request fails
-            ours = isinstance(error, MalmoiError)
-            sequence.error = (
-                error if ours else MalmoiError("The constraint failed: {error}.", error=repr(error))
-            )
+            failed = MalmoiError("The constraint failed: {error}.", error=repr(error))
+            sequence.error = error if isinstance(error, MalmoiError) else failed
         else:
             row.masked_fill_(~allowed.to(row.device), NEGATIVE_INFINITY)
     return logits
