@@ -393,7 +393,7 @@ def test_an_answer_longer_than_the_context_is_cut_from_the_left(
         expected = logits.gather(1, torch.tensor(tokens[1:])[:, None]).sum()
         score = model.score("the man", f" {long}", cut=True)
         assert score.logprob == pytest.approx(float(expected), rel=1e-4)
-        with pytest.raises(UsageError, match="does not fit into this model's context"):
+        with pytest.raises(UsageError, match="more than a context of"):
             model.score("the man", f" {long}")
 
 

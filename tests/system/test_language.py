@@ -95,13 +95,34 @@ def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
+def texts_of(node: ast.expr) -> set[str]:
+    """The texts that an argument may be: itself, one of two, or what its name was given."""
+    if isinstance(node, ast.IfExp):
+        return texts_of(node.body) | texts_of(node.orelse)
+    if isinstance(node, ast.Name):
+        return assigned().get(node.id, set())
+    return {node.value} if is_text(node) else set()  # type: ignore[attr-defined]
+
+
+@cache
+def assigned() -> dict[str, set[str]]:
+    """Sentences by the name of the variable that holds them, anywhere in the source."""
+    found: dict[str, set[str]] = {}
+    for node in nodes():
+        sentence = isinstance(node, ast.Assign) and is_text(node.value)
+        if sentence and node.value.value.endswith((".", "}")):  # type: ignore[attr-defined]
+            for target in node.targets:  # type: ignore[attr-defined]
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, set()).add(node.value.value)  # type: ignore[attr-defined]
+    return found
+
+
 def said() -> set[str]:
     """Every text and template that is passed to a door, except for punctuation between values."""
     found = set()
     for name, call in calls():
         for argument in call.args if name in DOORS else ():
-            chosen = [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else []
-            found |= {one.value for one in (argument, *chosen) if is_text(one)}  # type: ignore[attr-defined]
+            found |= texts_of(argument)
     return {text for text in found if re.search("[A-Za-z]{2,} [A-Za-z]", words_of(text))}
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from malmoi.compression.result import CompressionResult
     from malmoi.evaluation.tasks import Task
 
+AGAIN = "Train it again: malmoi finetune, pretrain --start, or compress distil --student."
+
 
 def quantize_command(
     model: cli.Model,
@@ -63,9 +65,7 @@ def prune_command(
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
         "far less quality."
     ]
-    again = "Train it again: malmoi finetune, pretrain --start, or compress distil --student."
-    notes = [*(ranked if blind else []), again]
-    _shrink("prune", model, out, options, json, *notes)
+    _shrink("prune", model, out, options, json, *(ranked if blind else []), AGAIN)
 
 
 def distil_command(
@@ -107,8 +107,7 @@ def share_command(
     Example: malmoi compress share --model runs/bert --groups 1 --embedding 128 --out
     runs/bert-shared
     """
-    again = "Train it again: malmoi compress distil --student, finetune, or pretrain --start."
-    _shrink("share", model, out, options, json, again)
+    _shrink("share", model, out, options, json, AGAIN)
 
 
 def _task(name: str | None, columns: dict[str, Any]) -> "Task | None":

@@ -117,7 +117,8 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a request body."""
     first = error.errors()[0]
     if first["type"] == "unknown_field":
-        return ApiError(400, first["msg"], param=first["ctx"]["name"], code="unknown_field")
+        about = first["ctx"]
+        return ApiError(400, about["said"], param=about["name"], code="unknown_field")
     where = str(first["loc"][1]) if len(first["loc"]) > 1 else None
     if first["type"] == "json_invalid" or where is None:
         return ApiError(

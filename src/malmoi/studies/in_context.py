@@ -189,8 +189,11 @@ def halves(sources: Sequence[str]) -> tuple[RuleItems, RuleItems]:
     """Frequent words of some texts, and numbers, split into training and question halves."""
     every = dict.fromkeys(word for source in sources for word in frequent_words(source))
     words = [word for word in every if word.isascii() and len(word) in WORD_LETTERS]
-    sentence = "There are only {n} words of 5 to 7 Latin letters in {sources}: give more text."
-    ensure(len(words) >= MIN_WORDS, sentence, n=len(words), sources=", ".join(sources))
+    ensure(
+        len(words) >= MIN_WORDS,
+        "There are only {n} words of {low} to {high} Latin letters in {sources}: give more text.",
+        n=len(words), low=WORD_LETTERS[0], high=WORD_LETTERS[-1], sources=", ".join(sources),
+    )  # fmt: skip
     numbers = [str(number) for number in NUMBER_RANGE]
 
     def half(*, held: bool) -> RuleItems:

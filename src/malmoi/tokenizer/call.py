@@ -1,13 +1,28 @@
 """Calling a tokenizer as transformers' are called: padded rows for a model, in one dict."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from malmoi.errors import UsageError, require_that
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Rows = dict[str, list[list[int]]]
+ArrayRows = dict[str, NDArray[np.int64]]
+TensorRows = dict[str, "Tensor"]
 TENSORS = (None, "np", "pt")
+
+
+class CallOptions(TypedDict, total=False):
+    """The options of a tokenizer that is called, named as transformers names them."""
+
+    padding: bool | Literal["longest", "max_length"]  # False; True: to the longest
+    truncation: bool  # False; True: to max_length, or else the model's
+    max_length: int | None
+    add_special_tokens: bool  # True: [CLS] and [SEP], or the tokenizer's own
 
 
 def pad_rows(
@@ -31,7 +46,7 @@ def pad_rows(
     return found
 
 
-def as_arrays(rows: Rows, *, torch: bool) -> dict[str, Any]:
+def as_arrays(rows: Rows, *, torch: bool) -> ArrayRows | TensorRows:
     """The rows as arrays, of numpy or torch; they must be of one length."""
     require_that(
         len(set(map(len, rows["input_ids"]))) <= 1,

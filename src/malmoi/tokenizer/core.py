@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,15 @@ from malmoi.messages import msg
 from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
 from malmoi.tokenizer import hf_files, pipeline
-from malmoi.tokenizer.call import TENSORS, Rows, as_arrays, pad_rows
+from malmoi.tokenizer.call import (
+    TENSORS,
+    ArrayRows,
+    CallOptions,
+    Rows,
+    TensorRows,
+    as_arrays,
+    pad_rows,
+)
 from malmoi.tokenizer.checks import check_texts, encoding_explained, integers, panics_explained
 from malmoi.tokenizer.chunks import (
     Offsets,
@@ -375,6 +383,42 @@ class Tokenizer:
         own = b"" if self._pieces is None else self._pieces.source + self._pieces.target
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode() + own).hexdigest()
 
+    @overload
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        return_tensors: Literal["pt"],
+        **options: Unpack[CallOptions],
+    ) -> TensorRows: ...
+    @overload
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        text_pair: str | Sequence[str] | None = None,
+        *,
+        return_tensors: Literal["np"],
+        **options: Unpack[CallOptions],
+    ) -> ArrayRows: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # to Python, a str is a sequence of str
+        self,
+        text: str,
+        text_pair: str | None = None,
+        *,
+        return_tensors: None = None,
+        **options: Unpack[CallOptions],
+    ) -> dict[str, list[int]]: ...
+    @overload
+    def __call__(
+        self,
+        text: Sequence[str],
+        text_pair: Sequence[str] | None = None,
+        *,
+        return_tensors: None = None,
+        **options: Unpack[CallOptions],
+    ) -> Rows: ...
     def __call__(  # noqa: PLR0913  # as transformers' tokenizers have them
         self,
         text: str | Sequence[str],
@@ -385,7 +429,7 @@ class Tokenizer:
         truncation: bool = False,
         max_length: int | None = None,
         add_special_tokens: bool = True,
-    ) -> dict[str, Any]:
+    ) -> dict[str, list[int]] | Rows | ArrayRows | TensorRows:
         """Model inputs in the format of transformers' tokenizers.
 
         A dict of input_ids, attention_mask and, for a BERT, token_type_ids. Unlike in `encode`,

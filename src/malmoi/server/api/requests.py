@@ -14,6 +14,7 @@ from malmoi.inference.generation.options import (
     GenerationConfig,
     Sampling,
 )
+from malmoi.messages import msg
 from malmoi.server.api.tools import Tool, ToolCall, ToolChoice
 from malmoi.settings import settings_of
 
@@ -110,8 +111,8 @@ class ApiRequest(BaseModel):
             sentence = "There is no field {name} here.{hint}"
             if name in NOT_OFFERED:
                 sentence = "{name} is not offered by this server: omit it."
-            about = {"name": name[:80], "hint": nearest(name[:80], known)}
-            raise PydanticCustomError("unknown_field", sentence, about)
+            said = msg(sentence, name=name[:80], hint=nearest(name[:80], known))
+            raise PydanticCustomError("unknown_field", "{said}", {"said": said, "name": name[:80]})
         return kept
 
 
