@@ -459,6 +459,46 @@ def test_generate_reuses_a_batch_whose_graphs_are_kept(model: Model) -> None:
         cohorts.idle = None
 
 
+def test_prompts_are_read_in_few_shapes_and_as_they_are(model: Model) -> None:
+    """Padded passes give each token the states of an exact one, in one shape for many lengths."""
+    batch = DecodeBatch(model.network, 8, 96, mode="captured")
+    plain = DecodeBatch(model.network, 8, 96)
+    shapes = set()
+    for seed, rows in enumerate(([2, 5, 0], [7, 1, 3], [4, 6])):
+        texts = [list(text) for text in prompts(len(rows), longest=30, seed=seed)]
+        for starts, parts in (
+            ([0] * len(rows), [text[:9] for text in texts]),
+            ([len(text[:9]) for text in texts], [text[9:] or text[:1] for text in texts]),
+        ):
+            with torch.inference_mode():
+                found = batch.prompts.read(rows, parts, starts)
+                expected = plain.prompts.read(rows, parts, starts)
+            for part, one, other in zip(parts, found, expected, strict=True):
+                torch.testing.assert_close(one[: len(part)], other[: len(part)], atol=1e-5, rtol=0)
+            shapes.add(tuple(found.shape[1:]))
+    assert len(shapes) <= 2  # 16 and 32 tokens
+
+
+def test_rows_stay_until_a_step_of_fewer_would_do(model: Model) -> None:
+    batch = DecodeBatch(model.network, 4, 96, mode="captured")
+    config = GenerationConfig(20, GREEDY)
+    sequences = new_sequences(prompts(4, seed=3), config, 96)
+    for sequence in sequences:
+        batch.add(sequence)
+    batch.prefill()
+    batch.step()
+    batch.remove(sequences[1])
+    batch.step()
+    assert [one.row for one in batch.sequences] == [0, 2, 3]  # four rows are computed anyway
+    (late,) = new_sequences(prompts(1, seed=4), config, 96)
+    batch.add(late)
+    assert late.row == 1  # where the other left
+    for one in (late, sequences[0]):
+        batch.remove(one)
+    batch.step()
+    assert sorted(one.row for one in batch.sequences) == [0, 1]
+
+
 @given(st.integers(1, 64), st.integers(1, 3000), st.integers(1, 3000))
 def test_buckets_are_large_enough(rows: int, width: int, most: int) -> None:
     assert rows <= bucket_rows(rows, 64) <= min(2 * rows, 64)

@@ -98,7 +98,6 @@ def run_recorded(network: Network, lengths: list[int], *, fused: bool) -> list[T
         steps = DecodeSteps(network, slots, TokenSelector(network, None), "captured")
     assert (steps.gpu_fused is not None) == fused
     steps.at[:] = torch.tensor(lengths, device=DEVICE)
-    steps.decoding[:] = True
     found = []
     for i in range(3):
         steps.last[:] = torch.arange(rows, device=DEVICE) + 3 + i
