@@ -170,7 +170,8 @@ def _put(
     flat = a.dim() == b.dim() == 2
     ensure(
         flat and [b.size(0), a.size(1)] == wanted and b.size(1) == a.size(0) > 0,
-        "This LoRA's matrices for {name}, {shapes}, do not fit the base's layer {wanted}.",
+        "This LoRA's matrices for {name}, {shapes}, do not fit the base's layer {wanted}: it was "
+        "trained on another model.",
         name=place.theirs,
         shapes=f"{list(a.shape)}, {list(b.shape)}",
         wanted=wanted,

@@ -37,7 +37,9 @@ def write_checkpoint(
     network = checkpoint.network
     require_that(not network.trunk.has_soft_tokens, "A model folder cannot hold soft tokens.")
     reading = network.config.both_ways and "mlm" in network.heads
-    require_that(not reading, "This is one reading of a model of both: save the model itself.")
+    require_that(
+        not reading, "This is one reading of a model that reads both ways: save the model itself."
+    )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
     like = checkpoint.source_config.get("architectures", ())

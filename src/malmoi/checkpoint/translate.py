@@ -100,7 +100,8 @@ def _under_current_names(
         first = renamed.setdefault(table.copies.get(today, today), tensor)
         ensure(
             is_same(first, tensor),
-            "{folder}: {key} is not equal to its copy under another name; which is meant?",
+            "{folder}: {key} is not equal to its copy under another name; Malmoi has one weight "
+            "for both, and cannot know which is meant.",
             folder=folder,
             key=key,
         )
@@ -150,7 +151,9 @@ def _unused_heads(
             known = known and torch.allclose(stored, computed, rtol=0, atol=1e-3)
         ensure(
             known,
-            "{folder} holds {name}, which a {model_type} with this config.json does not have.",
+            "{folder} holds {name}, which a {model_type} with this config.json does not have, so "
+            "the results could be others. If it is no part of the model, save it again with "
+            "transformers.",
             folder=folder,
             name=name,
             model_type=table.model_type,
@@ -206,7 +209,8 @@ def _translate(
         tensor = by_rows(rule.via.load, *given) if joinable else given[0]
         ensure(
             tensor.shape == shapes[name],
-            "{folder}: {theirs} has the shape {shape}, but config.json asks for {shapes}.",
+            "{folder}: {theirs} has the shape {shape}, but config.json asks for {shapes}: they "
+            "belong to different models.",
             folder=folder,
             theirs=rule.theirs[0],
             shape=list(given[0].shape),
@@ -423,7 +427,8 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     known = not isinstance(classes, list) or classes[0] in ("", *table.architectures)
     ensure(
         known or "auto_map" not in theirs,
-        "{where} asks for code of its own (auto_map): {name} is none of transformers'.",
+        "{where} asks for code of its own (auto_map), which Malmoi does not run: {name} is none of "
+        "transformers' classes.",
         where=where,
         name=classes[0],
     )

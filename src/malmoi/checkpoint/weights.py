@@ -186,7 +186,8 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     """Refuses a config whose sizes the weights contradict, before any layer is built."""
     ensure(
         config.distinct <= len(weights) + FEW_LAYERS,
-        "{where} says that the model has {distinct:,} layers, but there are {weights:,} tensors.",
+        "{where} says that the model has {distinct:,} layers, but there are {weights:,} tensors: "
+        "they belong to different models, or are damaged.",
         where=where,
         distinct=config.distinct,
         weights=len(weights),
@@ -195,7 +196,8 @@ def check_sizes(config: ModelConfig, weights: Mapping[str, Weight], where: str) 
     stored = sum(weight.shape.numel() for weight in weights.values())
     ensure(
         needed <= stored + FEW_NUMBERS,
-        "{where} describes a model of at least {needed:,} numbers, but there are {stored:,}.",
+        "{where} describes a model of at least {needed:,} numbers, but there are {stored:,}: they "
+        "belong to different models, or are damaged.",
         where=where,
         needed=needed,
         stored=stored,
@@ -224,7 +226,8 @@ def check_room(needed: int, where: Path) -> None:
     free = free_memory()
     ensure(
         needed <= free,
-        "The model in {where} needs {needed} of memory, but {free} is free: use a smaller one.",
+        "The model in {where} needs {needed} of memory, but {free} is free: close other programs, "
+        "or use a smaller model or one with fewer bits.",
         where=where,
         needed=format_size(needed),
         free=format_size(free),
@@ -247,7 +250,8 @@ def memory_explained(where: Path) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MalmoiError(
-            "The model in {where} does not fit into {memory} of memory: use a smaller one.",
+            "The model in {where} does not fit into {memory} of memory: close other programs, or "
+            "use a smaller model or one with fewer bits.",
             where=where,
             memory=format_size(free_memory()),
         ) from error

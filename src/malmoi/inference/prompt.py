@@ -84,7 +84,8 @@ def check_prompt_length(prompt: Sequence[int], context: int) -> None:
     """Raises an error if a prompt leaves no room for a new token."""
     if len(prompt) >= context:
         raise UsageError(
-            "The prompt has {n} tokens and leaves no room in this model's context of {context}.",
+            "The prompt has {n} tokens and leaves no room in this model's context of {context}: "
+            "shorten it.",
             code="context_length_exceeded",
             n=len(prompt),
             context=context,

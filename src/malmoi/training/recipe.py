@@ -286,7 +286,8 @@ class Recipe(Config):
         )
         _require(
             max(lengths) <= self.model.context,
-            "data.lengths has {longest} tokens, more than the model's context of {context}.",
+            "data.lengths has {longest} tokens, more than the model's context of {context}; "
+            "data.lengths=[] uses the context.",
             longest=max(lengths),
             context=self.model.context,
         )

@@ -387,7 +387,8 @@ def size_recipe(
     given = frozenset(settings_by_path(requested, overrides))
     require_that(
         "train.minutes" in given,
-        "The size of `pretrain {kind}` follows from its time: give --minutes.",
+        "The size of `pretrain {kind}` follows from its time: give --minutes, or a recipe with a "
+        "size of its own (malmoi recipes).",
         kind=kind,
     )
     require_that(

@@ -294,7 +294,8 @@ def _truncated(questions: Sequence[Question]) -> Iterator[str]:
         yield msg("{n:,} of {items:,} items were truncated at the beginning.", n=n, items=items)
     if n := sum(question.answer_cut for question in questions):
         yield msg(
-            "{n:,} of {items:,} items have an answer that is longer than the context.",
+            "{n:,} of {items:,} items have an answer that is longer than the context: only its end "
+            "is scored.",
             n=n,
             items=items,
         )

@@ -37,7 +37,7 @@ class GenerationOptions(TypedDict, total=False):
     length_penalty: float
     """Beams are scored by log p / length^penalty."""
     early_stopping: bool | Literal["never"]
-    """Beam search ends with enough beams (True), none better likely or 'never' possible."""
+    """When beam search ends: with enough finished beams (True), when better ones are unlikely (False) or impossible ('never')."""
     speculate: bool
     """Prompt-lookup decoding: the same greedy text, faster."""
     ignore_eos: bool

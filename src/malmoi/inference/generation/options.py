@@ -115,7 +115,9 @@ class GenerationConfig:
     beams: int = option(1, "Number of beams; more than 1 enables beam search.", ge=1, le=MAX_BEAMS)
     length_penalty: float = option(1.0, "Beams are scored by log p / length^penalty.")
     early_stopping: bool | Literal["never"] = setting(
-        False, "Beam search ends with enough beams (True), none better likely or 'never' possible."
+        False,
+        "When beam search ends: with enough finished beams (True), when better ones are "
+        "unlikely (False) or impossible ('never').",
     )
     speculate: bool = option(False, "Prompt-lookup decoding: the same greedy text, faster.")
     ignore_eos: bool = option(False, "Do not end at the end-of-text token.")

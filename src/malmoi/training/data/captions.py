@@ -30,7 +30,8 @@ def open_features(path: str | Path) -> Features:
         array = array[:, None]
     ensure(
         array.ndim == 3 and array.dtype.kind in "fiu" and array.size,
-        "{file} holds {found}; features are numbers, [texts, vectors, width].",
+        "{file} holds {found}; features are numbers of the shape [texts, vectors, width] or "
+        "[texts, width].",
         file=file,
         found=f"{array.dtype} of the shape {list(array.shape)}",
     )
@@ -100,7 +101,8 @@ class CaptionBatches:
         row, longest = int(self.rows[lengths.argmax()]) + 1, int(lengths.max())
         require_that(
             longest <= self.room,
-            "Row {row} has {longest} tokens; there is room for {room}: set model.context.",
+            "Row {row} has {longest} tokens; after the features there is room for {room}: set a "
+            "larger model.context.",
             row=row,
             longest=longest,
             room=self.room,
