@@ -79,7 +79,10 @@ def _kind(network: Network) -> str:
         "GGUF holds plain language models; this one has {what}. Export it to ONNX.",
         what=msg("int8 weights") if is_quantized(network) else heads,
     )
-    require_that(not network.trunk.has_soft_tokens, "A GGUF file cannot hold soft tokens.")
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "A GGUF file cannot hold soft tokens: they belong to an adapter.",
+    )
     apart = {name: _differences(kind, network.config) for name, kind in GGUF_ARCHITECTURES.items()}
     near = min(apart, key=lambda name: len(apart[name]))
     require_that(

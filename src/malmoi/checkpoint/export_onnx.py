@@ -156,7 +156,10 @@ def _check(network: Network, dtype: str, size: int) -> None:
     small = dtype != "int8" or size <= MAX_INLINE_BYTES
     require_that(small, "ONNX Runtime can quantise models of up to 2 GB: export this as fp32.")
     network.require_attention("ONNX export")
-    require_that(not network.trunk.has_soft_tokens, "An ONNX file cannot hold soft tokens.")
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "An ONNX file cannot hold soft tokens: they belong to an adapter.",
+    )
 
 
 @contextmanager

@@ -35,7 +35,10 @@ def write_checkpoint(
             write_checkpoint(whole, place, shard_bytes=shard_bytes, packing=packing)
         return
     network = checkpoint.network
-    require_that(not network.trunk.has_soft_tokens, "A model folder cannot hold soft tokens.")
+    require_that(
+        not network.trunk.has_soft_tokens,
+        "A model folder cannot hold soft tokens: keep the adapter's folder.",
+    )
     reading = network.config.both_ways and "mlm" in network.heads
     require_that(
         not reading, "This is one reading of a model that reads both ways: save the model itself."

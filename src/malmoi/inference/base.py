@@ -101,7 +101,11 @@ class LoadedModel:
 
     def _require_text_input(self, verb: str) -> None:
         c = self.config
-        require_that(not c.encoder_depth, "This model cannot {verb}: it translates.", verb=verb)
+        require_that(
+            not c.encoder_depth,
+            "This model cannot {verb}: it translates. Use translate.",
+            verb=verb,
+        )
         sentence = "This model cannot {verb}: it generates text from features. Use describe."
         require_that(not c.feature_count, sentence, verb=verb)
 
