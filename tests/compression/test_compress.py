@@ -397,7 +397,7 @@ def test_a_pruned_classifier_is_judged_and_opened(
         str(tmp_path / "rows.tsv"),
         "--json",
     ]
-    columns = ["--task", "classification", "--text", "text", "--label", "side"]
+    columns = ["--task", "classification", "--text", "text", "--label", "side", "--device", "cpu"]
     assert run_command(["compress", "prune", *asked, *columns, *way]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     assert "Train it again" in told.err

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.planning.launch import ENGINES, Launch
 from tiny_runs import KINDS, losses, train, write_corpus
@@ -73,6 +74,21 @@ def test_what_an_engine_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MalmoiError, match="There is no sbatch here: --dry-run prints the script"):
         Launch(command=COMMAND, engine="slurm").run()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--on", "srun"], "Invalid value for '--on'"),
+        (["--gpus", "0"], "processes must be at least 1, not 0."),
+        (["--nodes", "0"], "nodes must be at least 1, not 0."),
+    ],
+)
+def test_a_wrong_option_is_said_by_its_name(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["launch", *given, "--dry-run", "--", *COMMAND]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.heavy

@@ -37,7 +37,7 @@ class PretrainOptions(TypedDict, total=False):
     minutes: float
     """Budget as a time: 3, 90s, 2h."""
     stretch: float
-    """Times that the minutes may grow beside other programs."""
+    """How many times as long the minutes may take beside other programs."""
     max_epochs: float
     """The minutes end after this many epochs; 0: never."""
     batch: int
@@ -49,7 +49,7 @@ class PretrainOptions(TypedDict, total=False):
     batch_ramp: float
     """Share of the budget over which the batch grows."""
     optimizer: Literal["adamw", "muon"]
-    """muon: for matrices, else AdamW."""
+    """muon: Muon for weight matrices, AdamW for the rest."""
     lr: float
     """Peak learning rate."""
     muon_lr: float
@@ -67,7 +67,7 @@ class PretrainOptions(TypedDict, total=False):
     clip: float
     """Maximum gradient norm; 0: off."""
     label_smoothing: float
-    """A label's probability shared by all tokens."""
+    """Share of the next token's probability spread over all tokens."""
     schedule: str
     """linear, cosine, wsd, constant, inverse_sqrt, or a plugin's."""
     warmup: float
@@ -77,11 +77,11 @@ class PretrainOptions(TypedDict, total=False):
     floor: float
     """Final learning rate as a share of its peak."""
     decay_until: float
-    """Share of the budget that reaches the floor."""
+    """Share of the budget at which the floor is reached."""
     cooldown: float
     """Share of the budget over which wsd decays."""
     ema: float
-    """Average the weights over this last share; 0: off."""
+    """Average the weights over this last share of the budget; 0: off."""
     seed: int
     """Random seed."""
     precision: Literal["auto", "fp32", "bf16"]
@@ -145,19 +145,19 @@ class PretrainOptions(TypedDict, total=False):
     document_mask: bool
     """Packed documents do not see one another."""
     shuffle: Literal["windows", "documents"]
-    """What an epoch reorders."""
+    """What an epoch reorders: windows of the text, or whole documents."""
     short: float
     """Share of pairs that are shortened on purpose."""
     causal_share: float
     """Share of the rows of `both` that are causal."""
     masked_length: int
-    """Tokens of its masked rows; 0: as of its causal ones."""
+    """Tokens of its masked rows; 0: as many as of the causal ones."""
     mask_rate: float
     """Share of the tokens that are predicted (MLM)."""
     mask_token: float
     """Share of the chosen tokens that become [MASK]."""
     mask_random: float
-    """Share that becomes a random token; rest: kept."""
+    """Share that becomes a random token; the rest stays."""
     whole_word: bool
     """Mask all tokens of a word together."""
     packed: bool | None
@@ -169,7 +169,7 @@ class PretrainOptions(TypedDict, total=False):
     lowercase: bool
     """Lower-case the text."""
     morphemes: Literal["none", "kiwi"]
-    """What cuts Korean words first."""
+    """What cuts Korean words before the vocabulary."""
     context: int
     """Longest sequence in tokens."""
     width: int

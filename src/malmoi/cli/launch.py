@@ -11,7 +11,7 @@ from malmoi.cli.pretrain import is_recipe
 from malmoi.errors import require_that
 from malmoi.messages import msg
 from malmoi.planning.gpus import PlanSettings
-from malmoi.planning.launch import Launch
+from malmoi.planning.launch import Engine, Launch
 from malmoi.system.machine import this_machine
 from malmoi.training.recipe import BUDGETS
 
@@ -19,6 +19,12 @@ from malmoi.training.recipe import BUDGETS
 def launch_command(
     command: list[str] = cli.argument(
         ..., "The command, as on one machine, after --.", metavar="-- pretrain …"
+    ),
+    gpus: int | None = cli.option(
+        None, "GPUs of each machine, or processes without any.", shown="those of this machine"
+    ),
+    engine: Engine = cli.option(
+        "torchrun", "What starts the processes: torchrun, slurm, kubernetes or ray.", "--on"
     ),
     options: dict[str, Any] = cli.options_of(Launch),
     gpu: str = cli.option("", "GPU model: what the run will take on it.", metavar="NAME"),
@@ -37,8 +43,8 @@ def launch_command(
         command[0] == "pretrain",
         "launch starts pretrain: corpus build, predict and embed take --part instead.",
     )
-    here = max(1, this_machine().count("cuda"))
-    made = Launch(command=command, **{"processes": here, **options})
+    processes = max(1, this_machine().count("cuda")) if gpus is None else gpus
+    made = Launch(command=command, engine=engine, processes=processes, **options)
     _estimate(command[1:], made, gpu, assumed)
     if dry_run:
         print(made.script(), end="")

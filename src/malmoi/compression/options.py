@@ -19,7 +19,9 @@ class JudgedOptions:
         None, "Task to evaluate rows by.", shown="text, by perplexity"
     )
     data: Path | None = option(None, "Text, or rows of the task, to evaluate on before and after.")
-    device: str | None = setting(None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one")
+    device: str | None = option(
+        None, "cpu, cuda, cuda:1… or mps.", shown="a GPU if there is one", metavar="NAME"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

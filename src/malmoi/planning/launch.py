@@ -13,7 +13,7 @@ from string import Template
 from typing import Literal
 
 from malmoi.errors import ensure, require_that
-from malmoi.settings import Config, find_problem, option
+from malmoi.settings import Config, find_problem, option, setting
 from malmoi.system.machine import this_machine
 
 # what takes the filled template on its standard input; torchrun takes the place of this process
@@ -36,19 +36,8 @@ class Launch(Config):
 
     command: Sequence[str]
     nodes: int = option(1, "Number of machines.", ge=1)
-    processes: int = option(
-        1,
-        "GPUs of each machine, or processes without any.",
-        ge=1,
-        shown="those of this machine",
-        flags=("--gpus",),
-    )
-    engine: Engine = option(
-        "torchrun",
-        "What starts the processes: torchrun, slurm, kubernetes or ray.",
-        flags=("--on",),
-        metavar="NAME",
-    )
+    processes: int = setting(1, "GPUs of each machine, or processes without any.", ge=1)
+    engine: Engine = "torchrun"
     host: str = option("", "With torchrun: the machine where all meet.")
     image: str = option("", "With kubernetes: the image of the containers.")
     name: str = option("malmoi", "Name of the job.")

@@ -29,7 +29,9 @@ class TokenizerConfig(Config):
     )
     vocab: int = setting(50_257, "Tokens of the vocabulary that is learnt.")
     lowercase: bool = setting(False, "Lower-case the text.")
-    morphemes: Literal["none", "kiwi"] = setting("none", "What cuts Korean words first.")
+    morphemes: Literal["none", "kiwi"] = setting(
+        "none", "What cuts Korean words before the vocabulary."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +56,19 @@ class DataConfig(Config):
     together: float = setting(0.5, "Share of an MLM's rows with both sides of a pair.", ge=0, le=1)
     sentences: Literal["rules", "kiwi"] = setting("rules", "What splits text into sentences.")
     document_mask: bool = setting(False, "Packed documents do not see one another.")
-    shuffle: Literal["windows", "documents"] = setting("windows", "What an epoch reorders.")
+    shuffle: Literal["windows", "documents"] = setting(
+        "windows", "What an epoch reorders: windows of the text, or whole documents."
+    )
     short: float = setting(0.1, "Share of pairs that are shortened on purpose.")
     causal_share: float = setting(0.7, "Share of the rows of `both` that are causal.", gt=0, lt=1)
-    masked_length: int = setting(0, "Tokens of its masked rows; 0: as of its causal ones.", ge=0)
+    masked_length: int = setting(
+        0, "Tokens of its masked rows; 0: as many as of the causal ones.", ge=0
+    )
     mask_rate: float = setting(0.15, "Share of the tokens that are predicted (MLM).", gt=0, lt=1)
     mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].", ge=0, le=1)
-    mask_random: float = setting(0.1, "Share that becomes a random token; rest: kept.", ge=0, le=1)
+    mask_random: float = setting(
+        0.1, "Share that becomes a random token; the rest stays.", ge=0, le=1
+    )
     whole_word: bool = setting(False, "Mask all tokens of a word together.")
     packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
 
@@ -73,13 +81,17 @@ class TrainConfig(Config):
     tokens: int = option(0, "Budget in tokens.", ge=0)
     epochs: float = option(0.0, "Budget in epochs of the text.", ge=0)
     minutes: float = option(0.0, "Budget as a time: 3, 90s, 2h.", ge=0, unit="minutes")
-    stretch: float = setting(1.0, "Times that the minutes may grow beside other programs.", ge=1)
+    stretch: float = setting(
+        1.0, "How many times as long the minutes may take beside other programs.", ge=1
+    )
     max_epochs: float = setting(0.0, "The minutes end after this many epochs; 0: never.", ge=0)
     batch: int = setting(32, "Sequences per step over all processes.", gt=0)
     fit_batch: bool = setting(False, "Shrink the batch if the minutes allow too few updates.")
     batch_start: int = setting(0, "The batch grows from this size.")
     batch_ramp: float = setting(0.0, "Share of the budget over which the batch grows.")
-    optimizer: Literal["adamw", "muon"] = setting("adamw", "muon: for matrices, else AdamW.")
+    optimizer: Literal["adamw", "muon"] = setting(
+        "adamw", "muon: Muon for weight matrices, AdamW for the rest."
+    )
     lr: float = setting(1e-4, "Peak learning rate.", gt=0)
     muon_lr: float = setting(0.02, "Muon's learning rate, for matrices; `lr` is for the rest.")
     betas: tuple[float, ...] = setting((0.9, 0.999), "Adam's β1 and β2.")
@@ -88,14 +100,20 @@ class TrainConfig(Config):
     muon_decay: float | None = setting(None, "Weight decay of Muon's matrices.", shown="as decay")
     cautious_decay: bool = setting(False, "Muon decays only where the update shrinks a weight too.")
     clip: float = setting(1.0, "Maximum gradient norm; 0: off.")
-    label_smoothing: float = setting(0.0, "A label's probability shared by all tokens.", ge=0, lt=1)
+    label_smoothing: float = setting(
+        0.0, "Share of the next token's probability spread over all tokens.", ge=0, lt=1
+    )
     schedule: str = setting("linear", "linear, cosine, wsd, constant, inverse_sqrt, or a plugin's.")
     warmup: float = setting(0.01, "Warm-up, as a share of the budget.")
     warmup_steps: int = setting(100, "Warm-up of at least this many steps.")
     floor: float = setting(0.0, "Final learning rate as a share of its peak.", ge=0, le=1)
-    decay_until: float = setting(1.0, "Share of the budget that reaches the floor.", gt=0, le=1)
+    decay_until: float = setting(
+        1.0, "Share of the budget at which the floor is reached.", gt=0, le=1
+    )
     cooldown: float = setting(0.4, "Share of the budget over which wsd decays.", gt=0, le=1)
-    ema: float = setting(0.0, "Average the weights over this last share; 0: off.", ge=0, le=1)
+    ema: float = setting(
+        0.0, "Average the weights over this last share of the budget; 0: off.", ge=0, le=1
+    )
     seed: int = option(0, "Random seed.", shown="0")
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 if the device computes in it."
