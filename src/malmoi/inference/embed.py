@@ -77,8 +77,14 @@ def check_layers(layers: Sequence[int], depth: int) -> None:
     """Raises an error for layers that a model of this depth does not have."""
     require_that(layers, "layers needs at least one number: 0 is the embedding, -1 the last layer.")
     for layer in layers:
-        sentence = "This model has no layer {layer}: they are 0 (the embedding) to {depth}."
-        require_that(-depth - 1 <= layer <= depth, sentence, layer=layer, depth=depth)
+        require_that(
+            -depth - 1 <= layer <= depth,
+            "This model has no layer {layer}: they are 0 (the embedding) to {depth}, or from the "
+            "end -1 to -{all}.",
+            layer=layer,
+            depth=depth,
+            all=depth + 1,
+        )
 
 
 def sentence_vectors(reading: Predictor, texts: Sequence[str]) -> Tensor:
