@@ -16,7 +16,6 @@ from hypothesis import given, settings, strategies as st
 from malmoi.checkpoint import Checkpoint
 from malmoi.errors import UsageError
 from malmoi.inference import Model, load
-from malmoi.inference.base import column_major
 from malmoi.inference.engine import Engine
 from malmoi.inference.generation.detokenize import (
     ByteDetokenizer,
@@ -39,7 +38,6 @@ from malmoi.inference.spans import _spans, merge_tags
 from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2
-from malmoi.system.machine import detect, pretend
 from malmoi.tokenizer import Encoding, Tokenizer, train_tokenizer
 from malmoi.tokenizer.windows import ContextWindow
 from random_models import random_gpt2
@@ -256,23 +254,6 @@ def test_decoding_with_the_fast_argmax_changes_no_token(gpt2_pair) -> None:
     assert [
         [token for step in steps for token in step[i]] for i in range(len(prompts))
     ] == tokens_of(ours, prompts, config)
-
-
-@pytest.mark.parametrize("mkl", [True, False])
-def test_column_major_weights_change_no_result(mkl: bool) -> None:
-    network = initialise(
-        Network(gpt2(vocab=50, context=8, width=32, depth=2, heads=2), {"lm": 0}), 0
-    ).eval()
-    tokens = torch.arange(8)[None]
-    before = network(tokens)["lm"]
-    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    with pretend(replace(detect(), mkl=mkl)):
-        after = column_major(network)(tokens)["lm"]
-    assert torch.allclose(before, after, atol=1e-6)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
-    # other libraries read it more slowly
-    assert network.trunk.blocks[0].mlp.up.weight.t().is_contiguous() == mkl
-    after.sum().backward()  # still a network that can learn
 
 
 # ------------------------------------------------------------------ sampling

@@ -28,7 +28,6 @@ MACHINES = [
     "no-bf16",
     "no-compiler",
     "no-int8",
-    "no-mkl",
     "cores=1",
     "no-bf16,no-int8,no-compiler,cores=1,memory=1G",
 ]

@@ -25,7 +25,7 @@ from malmoi.system.machine import (
 )
 
 AMX = Machine(features=frozenset({"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16"}))
-PLAIN_X86 = Machine(features=frozenset({"avx2"}), mkl=True)
+PLAIN_X86 = Machine(features=frozenset({"avx2"}))
 ARM_SERVER = Machine(architecture="aarch64", features=frozenset({"neon", "dotprod"}))
 ARM_WITH_BF16 = replace(ARM_SERVER, features=frozenset({"neon", "dotprod", "i8mm", "arm_bf16"}))
 H200 = replace(AMX, accelerators=(Accelerator("cuda", "H200", memory=139 * GIB, bf16=True),))
@@ -57,12 +57,8 @@ def test_each_chip_computes_in_what_it_does_well(
 
 def test_a_described_machine_never_asks_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for answer in (True, False):
-        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda answer=answer: answer)
         monkeypatch.setattr(torch.cuda, "device_count", lambda answer=answer: 8 * answer)
-        assert PLAIN_X86.column_major_pays
-        assert not ARM_SERVER.column_major_pays
         assert not ARM_SERVER.has_triton
-        assert detect().column_major_pays is answer
         with pretend(H200):
             assert pick_device("cuda:0").type == "cuda"
             with pytest.raises(UsageError, match="this machine has 1"):
@@ -74,8 +70,6 @@ def test_kernels_follow_the_instructions_and_the_compiler() -> None:
     assert replace(ARM_SERVER, compiler="g++").int8_instructions == "dotprod"
     assert replace(AMX, compiler="g++").int8_instructions == "avx512_vnni"
     assert replace(PLAIN_X86, compiler="g++").int8_instructions is None
-    assert PLAIN_X86.column_major_pays
-    assert not ARM_SERVER.column_major_pays
     assert replace(H200, triton=True).has_triton
     assert not replace(H200, triton=False).has_triton
     assert replace(AMX, compiler="g++").compile_pays("cpu", 3600)

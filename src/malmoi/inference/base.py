@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import torch
-from torch import nn
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.weights import check_room
@@ -15,7 +14,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_that
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.messages import msg
-from malmoi.model import Network, count_parameters
+from malmoi.model import count_parameters
 from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
 from malmoi.system.paths import is_adapter
 from malmoi.tokenizer import Encoding, Tokenizer
@@ -247,20 +246,6 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     reason = why_not() if where.type == "cpu" else elsewhere
     note = "the weights of {bits} bits are computed in {name} and take its memory: {reason}"
     return _noted(checkpoint, note, bits=bits, name=_name(computed), reason=reason)
-
-
-@torch.no_grad()
-def column_major(network: Network) -> Network:
-    """Stores linear weights by input, as GPT-2's files do: 1.2× faster at one row with MKL.
-
-    Other libraries are slower with it (OpenBLAS on ARM: 16 tokens a second instead of 20).
-    """
-    if not this_machine().column_major_pays or network.device.type != "cpu":
-        return network
-    for module in network.trunk.modules():
-        if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32:
-            module.weight.data = module.weight.data.t().contiguous().t()
-    return network
 
 
 def _noted(checkpoint: Checkpoint, note: str, **values: object) -> Checkpoint:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from malmoi.errors import UsageError, require_that
-from malmoi.inference.base import column_major, listed_texts, open_for_use
+from malmoi.inference.base import listed_texts, open_for_use
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
 from malmoi.inference.language_model import LanguageModel
@@ -72,9 +72,7 @@ def load(
         >>> malmoi.load("runs/tiny-gpt")
         Model(width=16, depth=2, context=128, can: generate, stream, chat, score, ...)
     """
-    checkpoint = open_for_use(path, device, dtype)
-    column_major(checkpoint.network)
-    return Model(checkpoint)
+    return Model(open_for_use(path, device, dtype))
 
 
 class Model(LanguageModel, Interpretation):

@@ -53,15 +53,22 @@ static void normalise(const float *x, float *y, const Norm *norm, long n, int rm
     for (long i = 0; i < n; i++) y[i] = (x[i] - mean) * scale * norm->weight[i] + (norm->bias ? norm->bias[i] : 0.0f);
 }
 
+/* Rows for a product: those of weights of 32 bits stay as they are, others are to be split. */
+static Split parts_of(const Step *s, const Linear *map, const float *rows, long apart) {
+  if (map->bits == 32) return (Split){.plain = rows, .apart = apart};
+  return split_in(s->room, map, s->rows, s->parts);
+}
+
 /* Normalises and splits every row for the product that follows. */
 static Split enter(const Step *s, const Norm *norm, const Linear *map) {
   const Trunk *t = s->trunk;
-  const Split parts = split_in(s->room, map, s->rows, s->parts);
+  float *to = t->post || !norm->weight ? s->x : s->normed;
+  const Split parts = parts_of(s, map, to, t->width);
 #pragma omp for schedule(static)
   for (long r = 0; r < s->rows; r++) {
-    float *x = s->x + r * t->width, *y = t->post || !norm->weight ? x : s->normed + r * t->width;
+    float *x = s->x + r * t->width, *y = to + r * t->width;
     if (norm->weight) normalise(x, y, norm, t->width, t->rms, t->eps);
-    split(map, y, r, &parts);
+    if (!parts.plain) split(map, y, r, &parts);
   }
   return parts;
 }
@@ -137,7 +144,8 @@ static void attend_cache(const Step *s, const Layer *layer) {
 
 /* Splits rows as they are. */
 static Split leave(const Step *s, const float *rows, long stride, const Linear *map) {
-  const Split parts = split_in(s->room, map, s->rows, s->parts);
+  const Split parts = parts_of(s, map, rows, stride);
+  if (parts.plain) return parts;
 #pragma omp for schedule(static)
   for (long r = 0; r < s->rows; r++) split(map, rows + r * stride, r, &parts);
   return parts;

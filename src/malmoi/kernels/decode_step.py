@@ -1,7 +1,8 @@
-"""All layers of a quantised network as a single call of C, in decoding and in reading texts.
+"""All layers of a network as a single call of C: a step of decoding, quantised whole texts.
 
 For few rows the calls between two products take longer than the products: of SmolLM2's 43 ms a
-token on an ARM server, the products are 9 (`decode_step.c`). In whole texts padding is left out,
+token on an ARM server in int8, the products are 9 (`decode_step.c`). Weights of 32 bits are read
+where they lie. In whole texts padding is left out,
 and activations are rounded to 8 bits, 128 of them with one step: reading is bound by dot products,
 and 15 bits take twice as many (`encode_texts.c`). B rows or texts, T tokens, D width, G key/value
 heads, S places, E head width.
@@ -9,6 +10,7 @@ heads, S places, E head width.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -28,7 +30,7 @@ from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.transformer import Block, Transformer
 from malmoi.system.machine import this_machine
 
-MAX_FUSED_ROWS = MANY - 1
+COLUMN_ROWS = 8  # beyond this, weights stored by input are read faster by the modules
 ACTIVATION_CODES = {
     "gelu": 1,
     "geglu": 1,
@@ -38,7 +40,14 @@ ACTIVATION_CODES = {
     "silu": 5,
     "swiglu": 5,
 }
-FusedStep = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class FusedStep:
+    """tokens [B], positions [B], live [B] → hidden states [B, D], for up to `most_rows`."""
+
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+    most_rows: int
 
 
 class _Norm(ctypes.Structure):
@@ -70,11 +79,11 @@ class _Trunk(ctypes.Structure):
 def fused_step(
     trunk: Transformer, keys: Sequence[Tensor], values: Sequence[Tensor]
 ) -> FusedStep | None:
-    """tokens [B], positions [B], live [B] → hidden states [B, D], or None if only torch has it.
+    """A step of all rows in one call, or None if only torch has it.
 
     `keys` and `values` [rows, G, S, E] of each layer are the cache that it extends and reads; the
     token of a row is stored at its position. Hidden states are within 5e-4 of those of the modules:
-    activations are rounded to 15 bits, at times the other way.
+    for quantised weights activations are rounded to 15 bits, at times the other way.
     """
     library = kernels()
     if library is None or not this_machine().fused or not _decodes(trunk, keys[0]):
@@ -99,7 +108,8 @@ def fused_step(
             raise MemoryError("There is no memory for a row of activations.")
         return cast(Tensor, x)
 
-    return step
+    by_input = any(_is_by_input(one) for block in trunk.blocks for one in _maps(block))
+    return FusedStep(step, COLUMN_ROWS if by_input else MANY - 1)
 
 
 def _decodes(trunk: Transformer, keys: Tensor) -> bool:
@@ -109,8 +119,26 @@ def _decodes(trunk: Transformer, keys: Tensor) -> bool:
         all(pattern.text == "causal" for pattern in trunk.patterns)
         and keys.dtype == torch.float32
         and (trunk.rotary is None or reaches)
-        and is_plain(trunk)
+        and (is_plain(trunk) or _has_floats(trunk))
     )
+
+
+def _has_floats(trunk: Transformer) -> bool:
+    """Whether the C code has all layers of a trunk that is not quantised."""
+    return (
+        is_plain(trunk, nn.Linear)
+        and all(weight.dtype == torch.float32 for weight in trunk.parameters())
+        and all(1 in one.weight.stride() for block in trunk.blocks for one in _maps(block))
+    )
+
+
+def _maps(block: nn.Module) -> "list[nn.Linear]":
+    return cast("list[nn.Linear]", cast(Block, block).linears)
+
+
+def _is_by_input(one: nn.Linear) -> bool:
+    """Whether a weight is stored by input, as GPT-2's files have it."""
+    return isinstance(one, nn.Linear) and one.weight.stride(1) != 1
 
 
 def run_hooks(trunk: Transformer) -> None:
@@ -120,10 +148,10 @@ def run_hooks(trunk: Transformer) -> None:
         hook(first, ())
 
 
-def is_plain(trunk: Transformer) -> bool:
+def is_plain(trunk: Transformer, linear: type[nn.Module] = QuantizedLinear) -> bool:
     """Whether the C code has all layers of this trunk; masks and positions are for the caller."""
     return (
-        trunk.is_plain(QuantizedLinear, (nn.LayerNorm, QuickRMS, nn.Identity))
+        trunk.is_plain(linear, (nn.LayerNorm, nn.RMSNorm, QuickRMS, nn.Identity))
         and not trunk.has_soft_tokens
         and not trunk.config.embedding_residual
         and trunk.skips is None
@@ -150,7 +178,7 @@ def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":
         before: tuple[nn.Module | None, nn.Module] = (block.attend_norm, block.mlp_norm)
         if c.norm == "post":  # each half is followed by its norm, which is then the next one's
             before = (blocks[i - 1].mlp_norm if i else None, block.attend_norm)
-        linears = cast("list[QuantizedLinear]", block.linears)
+        linears = cast("list[QuantizedLinear | nn.Linear]", block.linears)
         maps = (linear_argument(one.weight, one.bias) for one in linears)
         layers[i] = Layer(*maps, *map(_norm_argument, before), None, None, *tables)
     return layers

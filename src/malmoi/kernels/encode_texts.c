@@ -4,13 +4,6 @@
    The rows of the texts lie one after another, without padding. Activations are rounded to 8 bits, SPREAD of them with one step:
    a product is then bound by dot products and takes half as many as with 15 bits. */
 
-#if defined(__AVX512F__)
-enum { VECTOR = 16 }; /* floats of a register */
-#else
-enum { VECTOR = 4 };
-#endif
-typedef float Vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
-
 enum { QUERIES = 4, WIDEST_HEAD = 256, ENOUGH = 256 }; /* ENOUGH rows at once: weights are then read seldom, and the rows fit into a cache */
 
 /* out [QUERIES][LANES] += a [QUERIES][depth] b [depth][LANES]: the inner loop of both products of attention. */

@@ -131,12 +131,15 @@ class LinearArgument(ctypes.Structure):
     )
 
 
-def linear_argument(weight: Packed, bias: Tensor | None) -> LinearArgument:
+def linear_argument(weight: Packed | Tensor, bias: Tensor | None) -> LinearArgument:
     """A weight as the kernels take it: addresses, so the caller keeps the tensors alive."""
+    moved = None if bias is None else bias.data_ptr()
+    if isinstance(weight, Tensor):
+        return LinearArgument(weight.data_ptr(), None, moved, *weight.shape, *weight.stride(), 32)
     return LinearArgument(
         weight.numbers.data_ptr(),
         weight.scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        moved,
         weight.outputs,
         weight.inputs,
         weight.group,

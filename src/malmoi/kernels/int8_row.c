@@ -7,6 +7,7 @@
    and at 8 on x86, whose vpdpbusd multiplies unsigned by signed) are corrected by `sums`, the sums of x over each group. */
 
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,10 +31,20 @@ typedef struct {
   const uint16_t *scale;
   const float *bias; /* or NULL */
   long outputs, inputs, group, groups, bits; /* group * groups: the inputs, filled up to a multiple of STRIDE */
-} Linear;
+} Linear; /* 32 bits: plain floats, `group` from output to output and `groups` from input to input, of which one is 1 */
+
+#if defined(__AVX512F__)
+enum { VECTOR = 16 }; /* floats of a register */
+#else
+enum { VECTOR = 4 };
+#endif
+enum { COLUMNS = 1024 }; /* most outputs whose sums of 4 rows lie in the nearest cache */
+typedef float Vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
 
 /* x as rows of bytes: one a row (`parts` 1: 8 bits) or two (15 bits). TILE of them lie together, STRIDE bytes of each in turn. */
 typedef struct {
+  const float *plain; /* for weights of 32 bits, whose x is left as it is, and the floats from row to row */
+  long apart;
   int8_t *bytes;      /* [tile][width / STRIDE][TILE][STRIDE] */
   int32_t *sums;      /* [byte row][group] */
   float *step;        /* [row][group] */
@@ -59,6 +70,7 @@ static long ceiling(long n, long unit) { return (n + unit - 1) / unit; }
 
 /* Bytes of `rows` split rows. */
 static size_t split_bytes(const Linear *map, long rows, int parts) {
+  if (map->bits == 32) return 0;
   const long filled = ceiling(rows * parts, TILE) * TILE, groups = ceiling(padded(map), step_group(map, parts));
   return filled * (padded(map) + groups * (sizeof(int32_t) + sizeof(float)));
 }
@@ -66,7 +78,7 @@ static size_t split_bytes(const Linear *map, long rows, int parts) {
 static Split split_in(int8_t *room, const Linear *map, long rows, int parts) {
   const long filled = ceiling(rows * parts, TILE) * TILE, group = step_group(map, parts), groups = ceiling(padded(map), group);
   int32_t *sums = (int32_t *)(room + filled * padded(map));
-  return (Split){room, sums, (float *)(sums + filled * groups), group, groups, parts};
+  return (Split){NULL, 0, room, sums, (float *)(sums + filled * groups), group, groups, parts};
 }
 
 /* To the nearest whole number, in a way that compilers vectorise. */
@@ -141,6 +153,87 @@ static void activate(float *v, long n, int activation) {
     case SILU:
       for (long i = 0; i < n; i++) v[i] = v[i] / (1.0f + exp_of(-v[i]));
       break;
+  }
+}
+
+/* Bias, activation and place of some outputs of a row. */
+static inline void finish(const Linear *map, const Target *to, long row, long first, long count, float *found) {
+  float *y = to->y + row * map->outputs + first;
+  if (map->bias)
+    for (long o = 0; o < count; o++) found[o] += map->bias[first + o];
+  activate(found, count, to->activation);
+  for (long o = 0; o < count; o++) y[o] = found[o] + (to->add ? y[o] : 0.0f);
+}
+
+/* Sums of 4 outputs, whose inputs lie one after another, for `tile` rows. */
+static inline __attribute__((always_inline)) void dots(const float *const *w, const float *x, long apart, long n, float *found,
+                                                       const int tile) {
+  Vector sum[4][4] = {0};
+  long i = 0;
+  for (; i + VECTOR <= n; i += VECTOR)
+    for (int k = 0; k < 4; k++) {
+      const Vector weight = *(const Vector *)(w[k] + i);
+      for (int r = 0; r < tile; r++) sum[k][r] += weight * *(const Vector *)(x + r * apart + i);
+    }
+  for (int r = 0; r < tile; r++)
+    for (int k = 0; k < 4; k++) {
+      float total = 0.0f;
+      for (int l = 0; l < VECTOR; l++) total += sum[k][r][l];
+      for (long j = i; j < n; j++) total += w[k][j] * x[r * apart + j];
+      found[r * COLUMNS + k] = total;
+    }
+}
+
+/* Sums of `count` outputs, which lie one after another for each input, for `tile` rows: eight inputs at a time, read in long runs. */
+static inline __attribute__((always_inline)) void columns(const float *w, long step, const float *x, long apart, long n, long count,
+                                                          float found[4][COLUMNS], const int tile) {
+  for (int r = 0; r < tile; r++) memset(found[r], 0, count * sizeof(float));
+  for (long i = 0; i < n; i += STRIDE, w += STRIDE * step) {
+    const long held = at_most(n - i, STRIDE);
+    float in[4][STRIDE] = {0};
+    for (int r = 0; r < tile; r++) memcpy(in[r], x + r * apart + i, held * sizeof(float));
+    const float *from[STRIDE];
+    for (int k = 0; k < STRIDE; k++) from[k] = w + at_most(k, held - 1) * step;
+    long o = 0;
+    for (; o + VECTOR <= count; o += VECTOR)
+      for (int r = 0; r < tile; r++) {
+        Vector sum = *(Vector *)(found[r] + o);
+        for (int k = 0; k < STRIDE; k++) {
+          if (r == 0) __builtin_prefetch(from[k] + o + STRIDE * step);
+          sum += in[r][k] * *(const Vector *)(from[k] + o);
+        }
+        *(Vector *)(found[r] + o) = sum;
+      }
+    for (; o < count; o++)
+      for (int r = 0; r < tile; r++)
+        for (int k = 0; k < STRIDE; k++) found[r][o] += in[r][k] * from[k][o];
+  }
+}
+
+/* Some outputs of weights of 32 bits for `tile` rows from `row`. */
+static inline __attribute__((always_inline)) void plain_block(const Linear *map, const Split *x, const Target *to, long first, long count,
+                                                              long row, const int tile) {
+  const float *w = (const float *)map->weights + first * map->group, *in = x->plain + row * x->apart;
+  float found[4][COLUMNS];
+  if (map->groups > 1) columns(w, map->groups, in, x->apart, map->inputs, count, found, tile);
+  for (long o = 0; o < count && map->groups == 1; o += 4) {
+    const float *four[4];
+    for (int k = 0; k < 4; k++) four[k] = w + at_most(o + k, count - 1) * map->group;
+    dots(four, in, x->apart, map->inputs, found[0] + o, tile);
+  }
+  for (int r = 0; r < tile; r++) finish(map, to, row + r, first, count, found[r]);
+}
+
+/* Rows times weights of 32 bits; each thread of the team has a run of outputs. */
+static void plain_product(const Linear *map, const Split *x, const Target *to) {
+  const long share = ceiling(ceiling(map->outputs, omp_get_num_threads()), LANES) * LANES;
+  const long each = at_most(share, map->groups > 1 ? COLUMNS : LANES);
+#pragma omp for schedule(static)
+  for (long first = 0; first < map->outputs; first += each) {
+    const long count = at_most(map->outputs - first, each);
+    long row = 0;
+    for (; row + 4 <= to->rows; row += 4) plain_block(map, x, to, first, count, row, 4);
+    for (; row < to->rows; row++) plain_block(map, x, to, first, count, row, 1);
   }
 }
 
@@ -239,14 +332,8 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
       vst1q_f32(found[r] + 4 * j, job->groups > 1 ? total[r][j] : vmulq_f32(total[r][j], scale));
     }
 #endif
-  const long lanes = at_most(job->outputs - b * LANES, LANES), rows = at_most(to->rows - row, tile / parts);
-  for (int r = 0; r < rows; r++) {
-    float *y = to->y + (row + r) * job->outputs + b * LANES;
-    if (job->bias)
-      for (long o = 0; o < lanes; o++) found[r][o] += job->bias[b * LANES + o];
-    activate(found[r], LANES, to->activation);
-    for (long o = 0; o < lanes; o++) y[o] = found[r][o] + (to->add ? y[o] : 0.0f);
-  }
+  const long rows = at_most(to->rows - row, tile / parts);
+  for (int r = 0; r < rows; r++) finish(job, to, row + r, b * LANES, at_most(job->outputs - b * LANES, LANES), found[r]);
 }
 
 /* Every row times one block: whole tiles, then two byte rows at a time. */
@@ -260,6 +347,7 @@ static inline __attribute__((always_inline)) void rows_product(const Linear *map
 /* Split rows times every block; the threads of the team share the blocks. */
 static void multiply(const Linear *map, const Split *x, const Target *to) {
   const long blocks = ceiling(map->outputs, LANES);
+  if (map->bits == 32) return plain_product(map, x, to);
 #pragma omp for schedule(static)
   for (long b = 0; b < blocks; b++) {
     if (map->bits == 8 && x->parts == 2) rows_product(map, x, to, b, 8, 2);

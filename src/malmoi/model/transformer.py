@@ -214,7 +214,6 @@ class Block(nn.Module):
             type(self) is Block
             and type(self.attend) is Attention
             and type(self.mlp) in (MLP, GatedMLP)
-            and not self._forward_hooks
             and all(type(one) is linear for one in self.linears)
             and all(type(norm) in norms for norm in (self.attend_norm, self.mlp_norm))
         )
@@ -227,6 +226,12 @@ class Block(nn.Module):
 def _keep_products() -> Any:
     """Selective checkpointing: products and attention are kept, what is cheap is computed again."""
     return create_selective_checkpoint_contexts([getattr(torch.ops.aten, n).default for n in KEPT])
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether a hook wants what this module computes; those before a block only pass time."""
+    before = None if isinstance(module, Block) else module._forward_pre_hooks
+    return bool(module._forward_hooks or before)
 
 
 class Transformer(nn.Module):
@@ -451,7 +456,13 @@ class Transformer(nn.Module):
     def is_plain(self, linear: type[nn.Module], norms: tuple[type[nn.Module], ...]) -> bool:
         """Whether fused kernels for such parts may stand for its blocks."""
         blocks = (isinstance(one, Block) and one.is_plain(linear, norms) for one in self.blocks)
-        return type(self) is Transformer and not self.training and all(blocks)
+        plain = type(self) is Transformer and not self.training and all(blocks)
+        return plain and not any(map(_is_watched, self.modules()))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a hook sees the output of the trunk or of a block, or what the trunk is given."""
+        return any(map(_is_watched, (self, *self.blocks)))
 
     @property
     def has_soft_tokens(self) -> bool:

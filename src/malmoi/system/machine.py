@@ -58,7 +58,6 @@ class Machine:
     cores: int = 1  # available to this process
     memory: int = 8 * GIB  # bytes
     compiler: str | None = None  # path of a C compiler; torch.compile needs one for C++
-    mkl: bool | None = False  # None, of the detected machine alone: as torch was built
     triton: bool | None = False  # None, likewise: as installed
     fused: bool = True  # all layers of quantised weights are one call; a GPU decodes in few kernels
     flops: float = 0.0  # matmul FLOP/s of training; 0: measured when needed
@@ -128,15 +127,6 @@ class Machine:
         if self.compiler is None:
             return None
         return next((name for name in ("avx512_vnni", "dotprod") if name in self.features), None)
-
-    @property
-    def column_major_pays(self) -> bool:
-        """Whether column-major weights pay: for one row, 1.2x as fast with MKL, else slower."""
-        if self.mkl is None:
-            import torch
-
-            return bool(torch.backends.mkl.is_available())
-        return self.mkl
 
     @property
     def has_triton(self) -> bool:
@@ -219,7 +209,6 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-bf16": _without(*BF16_FEATURES),
     "no-int8": _without(*INT8_FEATURES),
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
-    "no-mkl": lambda machine, _: replace(machine, mkl=False),
     "no-triton": lambda machine, _: replace(machine, triton=False),
     "no-fused": lambda machine, _: replace(machine, fused=False),
     "no-gpu": lambda machine, _: replace(machine, accelerators=()),
@@ -241,7 +230,6 @@ def detect() -> Machine:
         cores=_cores(),
         memory=_total_memory(),
         compiler=_compiler(),
-        mkl=None,
         triton=None,
         accelerators=tuple(_accelerators()) if _may_have_gpu() else (),
     )

@@ -29,7 +29,7 @@ from malmoi.inference.generation.sampling import (
     without_scores,
 )
 from malmoi.kernels.cuda_graphs import GraphPool, bucket_rows, bucket_width
-from malmoi.kernels.decode_step import MAX_FUSED_ROWS, fused_step
+from malmoi.kernels.decode_step import fused_step
 from malmoi.kernels.fast_argmax import FastArgmax
 from malmoi.kernels.kv_slots import (
     FusedSlotView,
@@ -250,8 +250,9 @@ class DecodeSteps:
         return found
 
     def _hidden(self, rows: int, width: int, positions: Tensor, live: Tensor) -> Tensor:
-        if self.fused is not None and rows <= MAX_FUSED_ROWS:
-            return self.fused(self.last[:rows], positions, live)
+        watched = self.network.trunk.is_watched
+        if self.fused is not None and rows <= self.fused.most_rows and not watched:
+            return self.fused.run(self.last[:rows], positions, live)
         view = FusedSlotView(self.slots, rows) if self.kernel else None
         hidden: Tensor = self.network.trunk(
             self.last[:rows, None],
