@@ -4,7 +4,7 @@
    The rows of the texts lie one after another, without padding. Activations are rounded to 8 bits, SPREAD of them with one step:
    a product is then bound by dot products and takes half as many as with 15 bits. */
 
-enum { QUERIES = 4, WIDEST_HEAD = 256, ENOUGH = 256 }; /* ENOUGH rows at once: weights are then read seldom, and the rows fit into a cache */
+enum { WIDEST_HEAD = 256, ENOUGH = 256 }; /* ENOUGH rows at once: weights are then read seldom, and the rows fit into a cache */
 
 /* out [QUERIES][LANES] += a [QUERIES][depth] b [depth][LANES]: the inner loop of both products of attention. */
 static inline void add_product(const float *const *a, const float *b, long b_stride, long depth, float *out, long out_stride) {

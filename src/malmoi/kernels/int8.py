@@ -43,7 +43,10 @@ COMPILER_FLAGS = (
     *("-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
 )
 SOURCES = ("int8_row.c", "decode_step.c", "encode_texts.c")  # one translation unit, in this order
-FOR = {"avx512_vnni": "-march=native", "dotprod": "-march=armv8.2-a+dotprod"}
+FOR = {
+    "avx512_vnni": ("-march=native", "-mprefer-vector-width=512"),
+    "dotprod": ("-march=armv8.2-a+dotprod",),
+}
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _compiled(machine: Machine) -> ctypes.CDLL | None:
     if machine.compiler is None or machine.int8_instructions is None:
         return None
     source = "".join(files("malmoi.kernels").joinpath(name).read_text("utf-8") for name in SOURCES)
-    flags = (*COMPILER_FLAGS, FOR[machine.int8_instructions])
+    flags = (*COMPILER_FLAGS, *FOR[machine.int8_instructions])
     _share_threads()
     try:
         library = compiled_library(source, flags, machine)

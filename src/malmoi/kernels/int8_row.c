@@ -7,17 +7,16 @@
    and at 8 on x86, whose vpdpbusd multiplies unsigned by signed) are corrected by `sums`, the sums of x over each group. */
 
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512VNNI__)
 #include <immintrin.h>
-enum { TILE = 8, MOVED8 = 128 };
+enum { TILE = 8, WIDE = 2, MOVED8 = 128 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
-enum { TILE = 4, MOVED8 = 0 };
+enum { TILE = 4, WIDE = 1, MOVED8 = 0 };
 #else
 #error "no int8 dot products"
 #endif
@@ -34,9 +33,9 @@ typedef struct {
 } Linear; /* 32 bits: plain floats, `group` from output to output and `groups` from input to input, of which one is 1 */
 
 #if defined(__AVX512F__)
-enum { VECTOR = 16 }; /* floats of a register */
+enum { VECTOR = 16, QUERIES = 8 }; /* floats of a register; rows of attention whose sums fit into registers */
 #else
-enum { VECTOR = 4 };
+enum { VECTOR = 4, QUERIES = 4 };
 #endif
 enum { COLUMNS = 1024 }; /* most outputs whose sums of 4 rows lie in the nearest cache */
 typedef float Vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
@@ -46,7 +45,7 @@ typedef struct {
   const float *plain; /* for weights of 32 bits, whose x is left as it is, and the floats from row to row */
   long apart;
   int8_t *bytes;      /* [tile][width / STRIDE][TILE][STRIDE] */
-  int32_t *sums;      /* [byte row][group] */
+  int32_t *sums;      /* [byte row][group], times what corrects unsigned weights */
   float *step;        /* [row][group] */
   long group, groups; /* inputs that share a step; the last group may be shorter */
   int parts;
@@ -60,6 +59,8 @@ typedef struct { /* what becomes of the outputs */
 } Target;
 
 static long padded(const Linear *map) { return map->group * map->groups; }
+
+int omp_get_num_threads(void); /* some compilers lack the header */
 
 static long at_most(long a, long b) { return a < b ? a : b; }
 
@@ -97,6 +98,7 @@ static int32_t put(const float *value, long filled, long n, int8_t *tile) {
 
 static void split(const Linear *map, const float *x, long row, const Split *to) {
   const long width = padded(map), first = row * to->parts;
+  const int32_t moved = map->bits == 4 ? MOVED4 : MOVED8;
   int8_t *tile = to->bytes + first / TILE * TILE * width + first % TILE * STRIDE;
   for (long g = 0; g < to->groups; g++) {
     const long from = g * to->group, end = at_most(from + to->group, width), filled = at_most(end, map->inputs);
@@ -112,8 +114,8 @@ static void split(const Linear *map, const float *x, long row, const Split *to) 
       for (long k = 0; k < given; k++) value[k] = (value[k] - (float)whole(value[k])) * 127.0f;
       fine += put(value, given, n, tile + i * TILE + STRIDE);
     }
-    to->sums[first * to->groups + g] = coarse;
-    if (to->parts == 2) to->sums[(first + 1) * to->groups + g] = fine;
+    to->sums[first * to->groups + g] = -moved * coarse;
+    if (to->parts == 2) to->sums[(first + 1) * to->groups + g] = -moved * fine;
     to->step[row * to->groups + g] = most / 127.0f;
   }
 }
@@ -237,54 +239,60 @@ static void plain_product(const Linear *map, const Split *x, const Target *to) {
   }
 }
 
-/* One block of 16 outputs for `tile` byte rows from `at`; `tile`, `bits` and `parts` are constants wherever it is called. */
+#if defined(__AVX512VNNI__)
+static inline __m512 scales_at(const uint16_t *from) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16));
+}
+#endif
+
+/* WIDE blocks of 16 outputs for `tile` byte rows from `at`; `tile`, `bits` and `parts` are constants wherever it is called. */
 static inline __attribute__((always_inline)) void block_product(const Linear *job, const Split *x, const Target *to, long b, long at,
                                                                 const int tile, const int bits, const int parts) {
   const long width = padded(job), row = at / parts;
-  const int32_t moved = bits == 4 ? MOVED4 : MOVED8;
   const int8_t *in = x->bytes + at / TILE * TILE * width + at % TILE * STRIDE;
   const uint8_t *w = job->weights + b * LANES * width * bits / 8;
-  float found[TILE][LANES];
+  float found[TILE][WIDE * LANES];
 #if defined(__AVX512VNNI__)
   const __m512i nibble = _mm512_set1_epi8(15), flip = _mm512_set1_epi8((char)0x80);
-  __m512 total[TILE];
-  for (int r = 0; r < tile / parts; r++) total[r] = _mm512_setzero_ps();
+  const long beyond = b + 1 < ceiling(job->outputs, LANES) ? job->groups : 0, apart = beyond ? LANES * width * bits / 8 : 0;
+  const uint16_t *scales = job->scale + b * job->groups * LANES;
+  __m512 total[TILE][WIDE] = {0};
   for (long g = 0; g < x->groups; g++) {
-    __m512i sum[TILE][2];
-    for (int r = 0; r < tile; r++)
-      sum[r][0] = _mm512_set1_epi32(-moved * x->sums[(at + r) * x->groups + g]), sum[r][1] = _mm512_setzero_si512();
+    __m512i sum[TILE][WIDE];
+    for (int r = 0; r < tile; r++) sum[r][0] = sum[r][1] = _mm512_set1_epi32(x->sums[(at + r) * x->groups + g]);
     for (long i = at_most(x->group, width - g * x->group); i > 0; i -= STRIDE, w += 16 * bits, in += TILE * STRIDE) {
-      __m512i part[2];
-      const __m512i loaded = _mm512_loadu_si512(w);
-      _mm_prefetch((const char *)(w + 4096), _MM_HINT_T0);
-      if (bits == 8) {
-        _mm_prefetch((const char *)(w + 4160), _MM_HINT_T0);
-        part[0] = _mm512_xor_si512(loaded, flip);
-        part[1] = _mm512_xor_si512(_mm512_loadu_si512(w + 64), flip);
-      } else {
-        part[0] = _mm512_and_si512(loaded, nibble);
-        part[1] = _mm512_and_si512(_mm512_srli_epi16(loaded, 4), nibble);
+      __m512i part[WIDE][2];
+      for (int c = 0; c < WIDE; c++) {
+        const __m512i loaded = _mm512_loadu_si512(w + c * apart);
+        for (int line = 0; line < 2 && tile < TILE; line++) _mm_prefetch((const char *)(w + c * apart + 2048 + 64 * line), _MM_HINT_T0);
+        if (bits == 8) {
+          part[c][0] = _mm512_xor_si512(loaded, flip);
+          part[c][1] = _mm512_xor_si512(_mm512_loadu_si512(w + c * apart + 64), flip);
+        } else {
+          part[c][0] = _mm512_and_si512(loaded, nibble);
+          part[c][1] = _mm512_and_si512(_mm512_srli_epi16(loaded, 4), nibble);
+        }
       }
-      for (int r = 0; r < tile; r++)
-        for (int k = 0; k < 2; k++) {
-          int32_t four;
-          memcpy(&four, in + r * STRIDE + 4 * k, 4);
-          sum[r][k] = _mm512_dpbusd_epi32(sum[r][k], part[k], _mm512_set1_epi32(four));
+      for (int k = 0; k < 2; k++)
+        for (int r = 0; r < tile; r++) { /* in assembler because compilers copy the sums to and fro */
+          const __m512i four = _mm512_set1_epi32(*(const int32_t *)(in + r * STRIDE + 4 * k));
+          for (int c = 0; c < WIDE; c++) __asm__("vpdpbusd %2, %1, %0" : "+v"(sum[r][c]) : "v"(part[c][k]), "v"(four));
         }
     }
-    const __m256i bits16 = _mm256_loadu_si256((const void *)(job->scale + (b * job->groups + (job->groups > 1) * g) * LANES));
-    const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits16), 16));
-    for (int r = 0; r < tile / parts; r++) {
-      __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[r * parts][0], sum[r * parts][1]));
-      if (parts == 2) {
-        const __m512 fine = _mm512_cvtepi32_ps(_mm512_add_epi32(sum[2 * r + 1][0], sum[2 * r + 1][1]));
-        dot = _mm512_fmadd_ps(fine, _mm512_set1_ps(1.0f / 127.0f), dot);
+    for (int c = 0; c < WIDE; c++) {
+      const __m512 scale = scales_at(scales + (c * beyond + (job->groups > 1) * g) * LANES);
+      for (int r = 0; r < tile / parts; r++) {
+        __m512 dot = _mm512_cvtepi32_ps(sum[r * parts][c]);
+        if (parts == 2) dot = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[2 * r + 1][c]), _mm512_set1_ps(1.0f / 127.0f), dot);
+        if (job->groups > 1) dot = _mm512_mul_ps(dot, scale);
+        total[r][c] = _mm512_fmadd_ps(dot, _mm512_set1_ps(x->step[(row + r) * x->groups + g]), total[r][c]);
       }
-      dot = _mm512_mul_ps(dot, _mm512_set1_ps(x->step[(row + r) * x->groups + g]));
-      total[r] = _mm512_fmadd_ps(dot, scale, total[r]);
     }
   }
-  for (int r = 0; r < tile / parts; r++) _mm512_storeu_ps(found[r], total[r]);
+  for (int c = 0; c < WIDE; c++) {
+    const __m512 scale = job->groups > 1 ? _mm512_set1_ps(1.0f) : scales_at(scales + c * beyond * LANES);
+    for (int r = 0; r < tile / parts; r++) _mm512_storeu_ps(found[r] + c * LANES, _mm512_mul_ps(total[r][c], scale));
+  }
 #else
   const uint8x16_t nibble = vdupq_n_u8(15);
   const uint16_t *scales = job->scale + b * job->groups * LANES;
@@ -294,7 +302,7 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
   for (long g = 0; g < x->groups; g++) {
     int32x4_t sum[TILE][4];
     for (int r = 0; r < tile; r++)
-      for (int j = 0; j < 4; j++) sum[r][j] = vdupq_n_s32(moved ? -moved * x->sums[(at + r) * x->groups + g] : 0);
+      for (int j = 0; j < 4; j++) sum[r][j] = vdupq_n_s32(x->sums[(at + r) * x->groups + g]);
     for (long i = at_most(x->group, width - g * x->group); i > 0; i -= STRIDE, w += 16 * bits, in += TILE * STRIDE) {
       int8x16_t pair[TILE / 2];
       for (int r = 0; r < tile; r += 2) pair[r / 2] = vld1q_s8(in + r * STRIDE);
@@ -333,10 +341,10 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
     }
 #endif
   const long rows = at_most(to->rows - row, tile / parts);
-  for (int r = 0; r < rows; r++) finish(job, to, row + r, b * LANES, at_most(job->outputs - b * LANES, LANES), found[r]);
+  for (int r = 0; r < rows; r++) finish(job, to, row + r, b * LANES, at_most(job->outputs - b * LANES, WIDE * LANES), found[r]);
 }
 
-/* Every row times one block: whole tiles, then two byte rows at a time. */
+/* Every row times WIDE blocks: whole tiles, then two byte rows at a time. */
 static inline __attribute__((always_inline)) void rows_product(const Linear *map, const Split *x, const Target *to, long b,
                                                                const int bits, const int parts) {
   long at = 0;
@@ -349,7 +357,7 @@ static void multiply(const Linear *map, const Split *x, const Target *to) {
   const long blocks = ceiling(map->outputs, LANES);
   if (map->bits == 32) return plain_product(map, x, to);
 #pragma omp for schedule(static)
-  for (long b = 0; b < blocks; b++) {
+  for (long b = 0; b < blocks; b += WIDE) {
     if (map->bits == 8 && x->parts == 2) rows_product(map, x, to, b, 8, 2);
     if (map->bits == 8 && x->parts == 1) rows_product(map, x, to, b, 8, 1);
     if (map->bits == 4 && x->parts == 2) rows_product(map, x, to, b, 4, 2);
