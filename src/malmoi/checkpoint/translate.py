@@ -327,9 +327,11 @@ def check_finite(tensor: Tensor, name: str, folder: Path) -> None:
     """Refuses weights that are NaN, or so large that results would be."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    # no value is larger than the norm, which takes a third of the time
-    if tensor.dtype == torch.float32 and torch.linalg.vector_norm(tensor) < MAX_WEIGHT:
-        return
+    # no value is larger than the norm, which takes a sixth of the time; GPT-2's lie by columns
+    if tensor.dtype == torch.float32:
+        flat = (tensor if tensor.is_contiguous() else tensor.mT).reshape(-1)
+        if flat.dot(flat) < MAX_WEIGHT**2:
+            return
     ensure(
         all(x.abs() < MAX_WEIGHT for x in tensor.aminmax()),
         "{folder}: the weight {name} holds values that are NaN or beyond {most:g}; it is damaged.",
