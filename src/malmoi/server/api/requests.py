@@ -231,6 +231,11 @@ class GenerationFields(SharedFields):
         return {field: pair for field, pair in given.items() if pair[1] is not None}
 
     @property
+    def constrained(self) -> bool:
+        """Whether the text must be something, so that a grammar may have to be compiled."""
+        return bool(self.constraints() or self.min_tokens)
+
+    @property
     def seeds(self) -> list[int | None]:
         """One seed for each continuation of a prompt: s, s + 1, …"""
         return [None if self.seed is None else self.seed + i for i in range(self.n)]
@@ -301,6 +306,10 @@ class ChatRequest(
     tool_choice: ToolChoice = field("auto", "Whether it must call one, and which.")
     parallel_tool_calls: bool = field(True, "Whether it may call more than one.")
     reasoning_effort: str | None = field(None, "For the chat template.")
+
+    @property
+    def constrained(self) -> bool:
+        return super().constrained or bool(self.tools) or any(m.uses_tools for m in self.messages)
 
     @property
     def must_call(self) -> bool:
