@@ -193,8 +193,11 @@ class Upstream:
         if number in self.calls:
             self.calls[number].put_nowait(message)
 
-    def on_stop(self, now: bool) -> None:
-        self.server.stop(now=now)
+    def on_drain(self) -> None:
+        self.server.stop()
+
+    def on_halt(self) -> None:
+        self.server.stop(now=True)
 
 
 class WorkerServer(Server):
@@ -219,7 +222,7 @@ class WorkerServer(Server):
 
 def main() -> None:
     linked, listening = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    start: WorkerStart = pickle.load(sys.stdin.buffer)
+    start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301  # from its parent
     if start.access_log:
         log_requests()
     upstream = Upstream(linked)

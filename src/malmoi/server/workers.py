@@ -5,7 +5,6 @@ fast GPU, and Python runs one thread at a time. So processes that share the sock
 """
 
 import asyncio
-import os
 import pickle
 import socket
 import sys
@@ -25,6 +24,7 @@ from malmoi.server.link import Link
 from malmoi.server.middleware import Metrics, access, replay
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.worker import WorkerStart, without_weights
+from malmoi.system.machine import this_machine
 
 START = "from malmoi.server.worker import main; main()"
 logger = StatusLog(__name__)
@@ -32,9 +32,8 @@ logger = StatusLog(__name__)
 
 def default_workers(registry: ModelRegistry) -> int:
     """As many as pay off: none where the models compute on the processor."""
-    cores = os.cpu_count() or 1
     on_gpu = any(one.engine and one.model.network.device.type == "cuda" for one in registry)
-    return min(4, cores // 4) if on_gpu and os.name == "posix" else 0
+    return min(4, this_machine().cores // 4) if on_gpu and sys.platform != "win32" else 0
 
 
 class Worker:
@@ -102,7 +101,7 @@ class Worker:
     def on_ready(self) -> None:
         self.ready = True
         if self.server.state.stopping:
-            self.send("stop", True)
+            self.send("halt")
 
     def on_submit(self, number: int, name: str, job: GenerationJob, owner: Owner) -> None:
         engine = self.server.registry.get(name).writer
@@ -167,7 +166,7 @@ class MultiServer(Server):
     def stop(self, *, now: bool = False) -> None:
         super().stop(now=now)
         for worker in self.workers:
-            worker.send("stop", now)
+            worker.send("halt" if now else "drain")
 
     async def on_tick(self, counter: int) -> bool:
         ended = [task for task in self.running if task.done()]
