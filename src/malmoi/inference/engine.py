@@ -9,7 +9,7 @@ One thread does all the work; the public methods are thread-safe.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
@@ -98,8 +98,6 @@ class TokenStream:
         self.cancelled = False
         self.admitted = 0.0  # when it left the queue, by perf_counter
         self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
-        # of an engine in another process: when it has taken the job
-        self.accepted: Awaitable[None] | None = None
         self._chunks: SimpleQueue[TextChunk] = SimpleQueue()
         self.put = on_chunk or self._chunks.put
 

@@ -272,6 +272,7 @@ class GenerationStream:
         self.last = [0.0] * len(jobs)  # when each job's newest token arrived
         self.arrived: Mailbox[ArrivedChunk] = request.app.state.arrived
         self.ready = asyncio.Event()
+        self.remote = request.app.state.forward is not None
         self.received = deque[tuple[float, int, TextChunk]]()
         self.late = False
         self.alarm = self.arrived.loop.call_later(self.settings.timeout, self._time_out)
@@ -295,14 +296,13 @@ class GenerationStream:
         for stream in self.streams:
             stream.cancel()
 
-    async def accepted(self) -> None:
+    async def begun(self) -> None:
         """Waits until an engine in another process has taken the jobs; raises why it has not."""
-        try:
-            for stream in self.streams:
-                await (stream.accepted or asyncio.sleep(0))
-        except BaseException:
-            self.close()
-            raise
+        if self.remote:
+            await self.ready.wait()
+        for _, index, chunk in self.received:
+            if chunk.finish == "error":
+                raise self.streams[index].error or shutting_down()
 
     async def batches(self) -> AsyncIterator[list[IndexedChunk]]:
         """Chunks that arrived since the last batch, until every job is done; raises any failure."""

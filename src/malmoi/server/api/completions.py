@@ -173,7 +173,6 @@ async def respond(
     jobs = await asyncio.to_thread(jobs_of, ask, served)
     reply = reply_type(ask, served, jobs)
     generation = GenerationStream(request, served, jobs)
-    await generation.accepted()
     if ask.stream:
         return EventStream(generation, reply.stream(generation))
     with generation:
@@ -263,6 +262,7 @@ class EventStream(Response):
                     raise
 
     async def _send_all(self, send: Send) -> None:
+        await self.generation.begun()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for some in self.events:

@@ -233,7 +233,7 @@ class GenerationFields(SharedFields):
     @property
     def constrained(self) -> bool:
         """Whether the text must be something, so that a grammar may have to be compiled."""
-        return bool(self.constraints() or self.min_tokens)
+        return bool(getattr(self, "tools", False) or self.constraints() or self.min_tokens)
 
     @property
     def seeds(self) -> list[int | None]:
@@ -306,10 +306,6 @@ class ChatRequest(
     tool_choice: ToolChoice = field("auto", "Whether it must call one, and which.")
     parallel_tool_calls: bool = field(True, "Whether it may call more than one.")
     reasoning_effort: str | None = field(None, "For the chat template.")
-
-    @property
-    def constrained(self) -> bool:
-        return super().constrained or bool(self.tools) or any(m.uses_tools for m in self.messages)
 
     @property
     def must_call(self) -> bool:
