@@ -35,6 +35,7 @@ from malmoi.server.model_registry import ServedModel
 T = TypeVar("T")
 IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)
 ArrivedChunk = tuple["GenerationStream", tuple[float, int, TextChunk]]  # when, index, chunk
+ACCEPTED = TextChunk("")  # from an engine in another process, once it has taken a job
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
 
 _thread = threading.local()
@@ -322,7 +323,7 @@ class GenerationStream:
                 if chunk.finish == "cancelled":
                     raise shutting_down()
                 left -= chunk.finish is not None
-                some.append((index, chunk))
+                some += [(index, chunk)] if chunk != ACCEPTED else []
             yield some
 
     async def chunks(self) -> list[list[TextChunk]]:
