@@ -25,7 +25,7 @@ class ServeConfig:
         "Processes for HTTP beside the one with the models; 0: that one does both.",
         ge=0,
         le=64,
-        shown="by machine",
+        shown="by GPU and cores",
     )
     slots: int = option(16, "Sequences decoded at the same time.", gt=0)
     queue: int = option(256, "Requests that may queue; more are rejected with 429.", gt=0)

@@ -60,7 +60,7 @@ class Worker:
         self.server = server
         self.number = number
         self.streams: dict[int, TokenStream] = {}
-        self.calls: dict[int, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        self.calls: dict[int, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -82,8 +82,8 @@ class Worker:
         await self.link.listen(self)
         for stream in self.streams.values():
             stream.cancel()
-        for gone, _ in self.calls.values():
-            gone.set()
+        for call in self.calls.values():
+            call.cancel()
         code = await self.process.wait()
         if not self.server.state.stopping:
             raise MalmoiError("A process for HTTP ended with code {code}.", code=code)
@@ -111,27 +111,22 @@ class Worker:
             self.streams[number].cancel()
 
     def on_call(self, number: int, scope: Scope, body: bytes) -> None:
-        gone = asyncio.Event()
-        self.calls[number] = gone, asyncio.create_task(self._call(number, scope, body, gone))
+        call = self.calls[number] = asyncio.create_task(self._call(number, scope, body))
+        call.add_done_callback(lambda _: self.calls.pop(number))
 
-    async def _call(self, number: int, scope: Scope, body: bytes, gone: asyncio.Event) -> None:
-        async def disconnected() -> Message:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
+    async def _call(self, number: int, scope: Scope, body: bytes) -> None:
         async def send(message: Message) -> None:
             self.link.send("answer", number, message)
 
         try:
-            await self.server.app(scope, replay(body, disconnected), send)
+            await self.server.app(scope, replay(body, asyncio.Future), send)
         except Exception as error:  # which was answered
             log(error)
         self.link.send("answer", number, str(getattr(scope.get("route"), "path", "other")))
-        del self.calls[number]
 
     def on_gone(self, number: int) -> None:
         if number in self.calls:
-            self.calls[number][0].set()
+            self.calls[number].cancel()
 
     def on_metrics(self, metrics: Metrics) -> None:
         self.server.app.state.metrics.add(metrics)
