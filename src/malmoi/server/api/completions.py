@@ -71,7 +71,9 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
     named = 0 if ask.logprobs is None else max(ask.logprobs, 1)
     limit = 16 if ask.limit is None else max(ask.limit, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": limit}
-    prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
+    prompts: Sequence[Any] = prompts_of(ask.prompt)
+    if ask.n > 1:  # encoded once
+        prompts = [engine.job(prompt, **options).prompt for prompt in prompts]
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
         for prompt in prompts
