@@ -299,8 +299,9 @@ class GenerationStream:
 
     async def begun(self) -> None:
         """Waits until an engine in another process has taken the jobs; raises why it has not."""
-        if self.remote:
-            await self.ready.wait()
+        if not self.remote:
+            return
+        await self.ready.wait()
         for _, index, chunk in self.received:
             if chunk.finish == "error":
                 raise self.streams[index].error or shutting_down()

@@ -80,7 +80,7 @@ class Worker:
     async def run(self) -> None:
         """Does what it asks for until it ends."""
         await self.link.listen(self)
-        for stream in self.streams.values():
+        for stream in list(self.streams.values()):  # the engine's thread takes some out
             stream.cancel()
         for call in self.calls.values():
             call.cancel()
@@ -142,12 +142,17 @@ class MultiServer(Server):
         self.registry: ModelRegistry = app.state.registry
         self.where = where
         self.outline = pickle.dumps((outlined(self.registry), settings, bool(access.handlers)))
-        self.workers = [Worker(self, number) for number in range(workers)]
+        self.count = workers
+        self.workers: list[Worker] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        for worker in self.workers:
+        for number in range(self.count):
+            worker = Worker(self, number)
             await worker.start()
+            self.workers.append(worker)
+        if self.state.stopping:  # by a signal meanwhile
+            self.stop()
         self.running = [asyncio.create_task(worker.run()) for worker in self.workers]
 
     def stop(self, *, now: bool = False) -> None:
