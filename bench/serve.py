@@ -52,6 +52,7 @@ class Load:
     seconds: float = 20.0
     tokens: int = 64
     as_engine: bool = False  # prompts and settings over HTTP as without it
+    workers: int | None = None  # processes for HTTP; None: the server's choice
 
 
 @dataclass
@@ -147,10 +148,11 @@ def wait_for(child: subprocess.Popen[bytes], port: int, said: IO[str]) -> None:
     raise SystemExit(f"The server did not answer within {PATIENCE} seconds.")
 
 
-def command_of(name: str, folder: Path, port: int, streams: int) -> list[str]:
+def command_of(name: str, folder: Path, port: int, load: Load) -> list[str]:
     listen = ["--host", "127.0.0.1", "--port", str(port)]
     if name == "malmoi":
-        slots = ["--slots", str(streams), "--queue", "1024"]
+        slots = ["--slots", str(load.streams), "--queue", "1024"]
+        slots += [] if load.workers is None else ["--workers", str(load.workers)]
         if torch.cuda.is_available():
             slots += ["--dtype", "bf16"]
         return [sys.executable, "-m", "malmoi", "serve", "-m", str(folder), *listen, *slots]
@@ -249,7 +251,7 @@ def over_http(name: str, folder: Path, load: Load) -> dict[str, Any]:
     """The row of a server: "malmoi", or transformers' "plain" or "batching"."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = int(one.getsockname()[1])
-    with started(command_of(name, folder, port, load.streams), port) as pid:
+    with started(command_of(name, folder, port, load), port) as pid:
         model = folder.name if name == "malmoi" else str(folder)
         tally = ask_together(pid, port, model, load)
     way = "malmoi server" if name == "malmoi" else f"transformers serve, {name}"
@@ -350,7 +352,9 @@ def through_transformers(peer: Any, load: Load) -> dict[str, Any]:
 # ------------------------------------------------------------------ the comparison
 
 
-def gpu_ways(folder: Path, loads: list[Load], *, tiny: bool) -> Iterator[dict[str, Any]]:
+def gpu_ways(
+    folder: Path, loads: list[Load], workers: list[int | None], *, tiny: bool, peers: bool
+) -> Iterator[dict[str, Any]]:
     from malmoi.inference import load as load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -365,11 +369,13 @@ def gpu_ways(folder: Path, loads: list[Load], *, tiny: bool) -> Iterator[dict[st
     for load in loads:
         engine = through_engine(ours, load)
         yield engine
-        served = over_http("malmoi", folder, load)
-        rate = served["tokens_per_second"]
-        share = {"of_engine": rate / engine["tokens_per_second"]}
-        yield served | share | {"of_out_of_step": rate / engine["out_of_step_tokens_per_second"]}
-        yield through_transformers(peer, load)
+        for count in workers:
+            served = over_http("malmoi", folder, replace(load, workers=count))
+            rate = served["tokens_per_second"]
+            served |= {"workers": count, "of_engine": rate / engine["tokens_per_second"]}
+            yield served | {"of_out_of_step": rate / engine["out_of_step_tokens_per_second"]}
+        if peers:
+            yield through_transformers(peer, load)
 
 
 def main() -> None:
@@ -378,6 +384,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--tokens", type=int, default=64, help="the most that an answer has")
     parser.add_argument("--peers", nargs="*", default=["plain"], choices=["plain", "batching"])
+    parser.add_argument("--workers", type=int, nargs="+", default=[None], help="malmoi's, for HTTP")
     parser.add_argument("--gpu", action="store_true", help="GPT-2 of 124M, and the engine alone")
     parser.add_argument("--limit", choices=("tiny",), help="a dry run of --gpu on a CPU")
     given = parser.parse_args()
@@ -386,9 +393,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "gpt"
         if given.gpu:
-            rows = gpu_ways(folder, loads, tiny=bool(given.limit))
+            settings = {"tiny": bool(given.limit), "peers": bool(given.peers)}
+            rows = gpu_ways(folder, loads, given.workers, **settings)
         else:
             small_model(folder)
+            loads = [replace(load, workers=one) for load in loads for one in given.workers]
             ways = ["malmoi", *given.peers]
             rows = (over_http(way, folder, load) for load in loads for way in ways)
         for row in rows:

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from types import UnionType
 from typing import (
     Any,
@@ -58,7 +58,7 @@ class Setting:
     typed: Any = None  # type of the option's value, if not the field's
     accepts: str = ""  # type of the Python keyword, if wider than the field's
 
-    @property
+    @cached_property
     def bounds(self) -> dict[str, float]:
         """The limits of its value, under pydantic's names."""
         found = {name: getattr(self, name) for name in HOLDS}

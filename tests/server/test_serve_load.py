@@ -66,11 +66,14 @@ class Outcome:
     broken: list[str] = field(default_factory=list)  # streams that began and did not end
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(params=["0", "2"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     folder = gpt_folder(tmp_path / "gpt")
     child = subprocess.Popen(
-        [*START, "--model", str(folder)], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        [*START, "--model", str(folder), "--workers", request.param],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
     )
     assert child.stderr is not None
     try:

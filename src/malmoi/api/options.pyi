@@ -612,6 +612,8 @@ class ServeOptions(TypedDict, total=False):
     """API key that clients must send."""
     cors: tuple[str, ...]
     """An allowed CORS origin."""
+    workers: int | None
+    """Processes for HTTP beside the one with the models; 0: that one does both."""
     slots: int
     """Sequences decoded at the same time."""
     queue: int

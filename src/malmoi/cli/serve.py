@@ -36,19 +36,11 @@ def serve_command(
 
     config = ServeConfig(**settings)
     cli.load_torch()
+    from malmoi.server.middleware import log_requests
     from malmoi.studio.serve import serve_models
 
     logging.getLogger("malmoi").setLevel(config.log_level.upper())
     if access_log or config.log_level == "debug":
-        _log_requests()
+        log_requests()
     show = webbrowser.open if open else lambda address: None
     serve_models(model or [GPT, BERT], config, **loading, on_ready=show)
-
-
-def _log_requests() -> None:
-    """Logs time, client, path, status, duration and request id of each request; never a body."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("malmoi.access")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -2,10 +2,10 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,8 @@ from malmoi.server.api import (
     service,
 )
 from malmoi.server.config import ServeConfig
-from malmoi.server.executor import ModelExecutor
+from malmoi.server.executor import ModelExecutor, receive_chunks
+from malmoi.server.link import Mailbox
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
@@ -53,26 +54,44 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
-    """An app that serves these models; its lifespan closes them."""
+def create_app(
+    registry: ModelRegistry,
+    settings: ServeConfig,
+    parts: Sequence[ModuleType] = API,
+    *,
+    guarded: bool = True,
+) -> FastAPI:
+    """An app that serves these models; its lifespan closes them.
+
+    `parts`: less than all in a worker, which forwards the rest to an app that need not be guarded.
+    """
     app = FastAPI(
         title="Malmoi",
         version=__version__,
         summary="BERT and GPT over HTTP: OpenAI's API, and endpoints for encoders.",
         docs_url=None,  # FastAPI's pages load scripts from other hosts; ours is in service.py
         redoc_url=None,
+        openapi_url="/openapi.json" if parts is API else None,
         responses=REFUSALS,
-        lifespan=_lifespan,
+        lifespan=lifespan,
     )
     app.state.registry, app.state.settings = registry, settings
     app.state.metrics, app.state.gate = Metrics(), ServerState()
+    app.state.forward = None
     app.state.work = {
         one.name: ModelExecutor(one.name, one.model.network.trunk.blocks, settings)
         for one in registry
+        if parts is API
     }
     error_replies.install(app)
-    for part in API:
+    for part in parts:
         app.include_router(part.router)
+    if guarded:
+        _guard(app, settings)
+    return app
+
+
+def _guard(app: FastAPI, settings: ServeConfig) -> None:
     app.add_middleware(
         RequestGuard, state=app.state.gate, settings=settings, metrics=app.state.metrics
     )
@@ -85,11 +104,11 @@ def create_app(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
             allow_headers=["*"],  # OpenAI's JavaScript client sends a dozen custom headers
             expose_headers=["X-Request-Id"],
         )
-    return app
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.arrived = Mailbox(receive_chunks)
     yield
     cancel_all(app)
 

@@ -20,6 +20,13 @@ class ServeConfig:
     port: int = option(8000, "0 picks a free port.", ge=0, le=65535)
     api_key: str | None = option(None, "API key that clients must send.", env="MALMOI_API_KEY")
     cors: tuple[str, ...] = option((), "An allowed CORS origin.")
+    workers: int | None = option(
+        None,
+        "Processes for HTTP beside the one with the models; 0: that one does both.",
+        ge=0,
+        le=64,
+        shown="by GPU and cores",
+    )
     slots: int = option(16, "Sequences decoded at the same time.", gt=0)
     queue: int = option(256, "Requests that may queue; more are rejected with 429.", gt=0)
     timeout: float = option(300.0, "Timeout of one request: 300, 90s, 5m.", gt=0, unit="seconds")

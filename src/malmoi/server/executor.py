@@ -28,11 +28,14 @@ from malmoi.messages import msg, plural
 from malmoi.server.api.requests import ApiRequest
 from malmoi.server.config import ServeConfig
 from malmoi.server.error_replies import ApiError
+from malmoi.server.link import Mailbox
 from malmoi.server.middleware import BETWEEN_TOKENS, FIRST_TOKEN, QUEUE_TIME, WHOLE_TIME, Metrics
 from malmoi.server.model_registry import ServedModel
 
 T = TypeVar("T")
 IndexedChunk = tuple[int, TextChunk]  # (index of the job, what it generated)
+ArrivedChunk = tuple["GenerationStream", tuple[float, int, TextChunk]]  # when, index, chunk
+ACCEPTED = TextChunk("")  # from an engine in another process, once it has taken a job
 MAX_BEGUN = 16  # started and unfinished requests: each holds the activations of a batch
 
 _thread = threading.local()
@@ -268,11 +271,12 @@ class GenerationStream:
         self.model = served.name
         self.start = perf_counter()
         self.last = [0.0] * len(jobs)  # when each job's newest token arrived
-        self.loop = asyncio.get_running_loop()
+        self.arrived: Mailbox[ArrivedChunk] = request.app.state.arrived
         self.ready = asyncio.Event()
+        self.remote = request.app.state.forward is not None
         self.received = deque[tuple[float, int, TextChunk]]()
         self.late = False
-        self.alarm = self.loop.call_later(self.settings.timeout, self._time_out)
+        self.alarm = self.arrived.loop.call_later(self.settings.timeout, self._time_out)
         self.streams: list[TokenStream] = []
         owner = (client_of(request), id(self))
         try:
@@ -293,6 +297,15 @@ class GenerationStream:
         for stream in self.streams:
             stream.cancel()
 
+    async def begun(self) -> None:
+        """Waits until an engine in another process has taken the jobs; raises why it has not."""
+        if not self.remote:
+            return
+        await self.ready.wait()
+        for _, index, chunk in self.received:
+            if chunk.finish == "error":
+                raise self.streams[index].error or shutting_down()
+
     async def batches(self) -> AsyncIterator[list[IndexedChunk]]:
         """Chunks that arrived since the last batch, until every job is done; raises any failure."""
         left = len(self.streams)
@@ -311,7 +324,7 @@ class GenerationStream:
                 if chunk.finish == "cancelled":
                     raise shutting_down()
                 left -= chunk.finish is not None
-                some.append((index, chunk))
+                some += [(index, chunk)] if chunk != ACCEPTED else []
             yield some
 
     async def chunks(self) -> list[list[TextChunk]]:
@@ -339,15 +352,19 @@ class GenerationStream:
     # ------------------------------------------------------------------ callbacks
 
     def _receive(self, index: int, chunk: TextChunk) -> None:
-        """In the engine's thread. Only the first chunk wakes the loop, which then takes all."""
-        self.received.append((perf_counter(), index, chunk))
-        if len(self.received) == 1:
-            with suppress(RuntimeError):  # the event loop is closed
-                self.loop.call_soon_threadsafe(self.ready.set)
+        """In the engine's thread."""
+        self.arrived.put((self, (perf_counter(), index, chunk)))
 
     def _time_out(self) -> None:
         self.late = True
         self.ready.set()
+
+
+def receive_chunks(arrived: list[ArrivedChunk]) -> None:
+    """Hands chunks of any requests to those that wait for them."""
+    for generation, chunk in arrived:
+        generation.received.append(chunk)
+        generation.ready.set()
 
 
 # ------------------------------------------------------------------ limits of one request

@@ -7,9 +7,11 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from itertools import accumulate
+from operator import add
 from time import perf_counter, time
 from uuid import uuid4
 
@@ -58,6 +60,10 @@ class Histogram:
         self.counts[bisect_left(BOUNDS, value)] += times
         self.total += value * times
 
+    def join(self, other: "Histogram") -> None:
+        self.counts = [*map(add, self.counts, other.counts)]
+        self.total += other.total
+
     @property
     def buckets(self) -> Iterator[tuple[object, int]]:
         """Each bound, and how many values are not above it."""
@@ -73,6 +79,21 @@ class Metrics:
         self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)  # of `TIMES`
         self.finished: Counter[tuple[str, str]] = Counter()  # by model and reason
         self.start = time()
+
+    def taken(self) -> "Metrics":
+        """These counters, which begin anew here."""
+        taken = copy(self)
+        vars(self).update(vars(Metrics()))
+        return taken
+
+    def add(self, other: "Metrics") -> None:
+        """Adds what another process counted."""
+        self.requests.update(other.requests)
+        self.finished.update(other.finished)
+        for path, found in other.seconds.items():
+            self.seconds[path].join(found)
+        for what, found in other.times.items():
+            self.times[what].join(found)
 
     def text(self, registry: ModelRegistry) -> str:
         """All metrics in Prometheus' text format 0.0.4."""
@@ -106,6 +127,14 @@ AUTHENTICATED_PREFIXES = (
 )
 access = logging.getLogger("malmoi.access")
 access.propagate = False  # request lines go only to handlers attached to this logger
+
+
+def log_requests() -> None:
+    """Logs time, client, path, status, duration and request id of each request; never a body."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    access.addHandler(handler)
+    access.setLevel(logging.INFO)
 
 
 @dataclass
@@ -154,7 +183,7 @@ class RequestGuard:
             await error.response()(scope, receive, send)
         else:
             if body is not None:
-                await self._respond(scope, _again(body, receive), send)
+                await self._respond(scope, replay(body, receive), send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: "StatusRecorder") -> None:
         """Answers 500 to an unexpected error here: uvicorn would close the connection."""
@@ -267,7 +296,7 @@ def _check_text(body: bytes) -> None:
         return  # the JSON parser reports it
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """Replays a body that was already read, then passes on further messages."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

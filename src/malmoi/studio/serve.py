@@ -16,6 +16,7 @@ from malmoi.messages import StatusLog, joined
 from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
+from malmoi.server.workers import MultiServer, default_workers
 from malmoi.studio import (  # noqa: F401  # each adds its views to the router
     ablation,
     attention_view,
@@ -69,7 +70,12 @@ def serve_models(
             address=address(where),
         )
         on_ready(address(where))
-        Server(create_studio(registry, settings), settings).run(sockets=[where])
+        count = default_workers(registry) if settings.workers is None else settings.workers
+        app = create_studio(registry, settings, guarded=not count)
+        if count:
+            MultiServer(app, settings, where, count).run()
+        else:
+            Server(app, settings).run(sockets=[where])
 
 
 # ------------------------------------------------------------------ the application
@@ -82,9 +88,11 @@ CONTENT_SECURITY_POLICY = (
 )
 
 
-def create_studio(registry: ModelRegistry, settings: ServeConfig) -> FastAPI:
+def create_studio(
+    registry: ModelRegistry, settings: ServeConfig, *, guarded: bool = True
+) -> FastAPI:
     """An app that serves these models to programs and, as a page, to people."""
-    app = create_app(registry, settings)
+    app = create_app(registry, settings, guarded=guarded)
     app.include_router(router)
     # after every route, so that routes answer 405 themselves
     app.router.default = StudioPage(directory=PAGE, html=True)

@@ -12,7 +12,7 @@ from uuid import uuid4
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from malmoi.errors import require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
@@ -20,6 +20,7 @@ from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
 from malmoi.server.error_replies import ApiError, api_error, log
 from malmoi.server.executor import GenerationStream, IndexedChunk, served_model, unless_disconnected
+from malmoi.server.middleware import replay
 from malmoi.server.model_registry import ServedModel
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -70,7 +71,9 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
     named = 0 if ask.logprobs is None else max(ask.logprobs, 1)
     limit = 16 if ask.limit is None else max(ask.limit, 1)
     options: dict[str, Any] = ask.settings() | {"max_new_tokens": limit}
-    prompts = [engine.job(prompt, **options).prompt for prompt in prompts_of(ask.prompt)]
+    prompts: Sequence[Any] = prompts_of(ask.prompt)
+    if ask.n > 1:  # encoded once
+        prompts = [engine.job(prompt, **options).prompt for prompt in prompts]
     return [
         engine.job(prompt, logprobs=named, echo=ask.echo, seed=seed, **options)
         for prompt in prompts
@@ -164,6 +167,9 @@ async def respond(
     reply_type: Callable[[Fields, ServedModel, list[GenerationJob]], GenerationReply],
 ) -> Any:
     """The response: a stream of events, or one body at the end unless the client disconnects."""
+    forward: ASGIApp | None = request.app.state.forward
+    if forward is not None and (served.engine is None or ask.constrained):
+        return Forwarded(forward, await request.body())
     check_length(ask.limit or 0, request)
     require_that(ask.stream_options is None or ask.stream, "stream_options needs stream: true.")
     jobs = await asyncio.to_thread(jobs_of, ask, served)
@@ -258,6 +264,7 @@ class EventStream(Response):
                     raise
 
     async def _send_all(self, send: Send) -> None:
+        await self.generation.begun()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for some in self.events:
@@ -266,6 +273,18 @@ class EventStream(Response):
             log(error)
             await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
         await send({"type": "http.response.body", "body": DONE_EVENT})
+
+
+class Forwarded(Response):
+    """The answer of another app."""
+
+    def __init__(self, app: ASGIApp, body: bytes) -> None:
+        super().__init__()
+        self.app = app
+        self.asked = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, replay(self.asked, receive), send)
 
 
 def sse_event(data: str) -> bytes:

@@ -231,6 +231,11 @@ class GenerationFields(SharedFields):
         return {field: pair for field, pair in given.items() if pair[1] is not None}
 
     @property
+    def constrained(self) -> bool:
+        """Whether the text must be something, so that a grammar may have to be compiled."""
+        return bool(getattr(self, "tools", False) or self.constraints() or self.min_tokens)
+
+    @property
     def seeds(self) -> list[int | None]:
         """One seed for each continuation of a prompt: s, s + 1, …"""
         return [None if self.seed is None else self.seed + i for i in range(self.n)]
