@@ -116,13 +116,13 @@ class Tried:
         if self.changes is not None:
             words = {"trial": self.name, "changes": self._settings, "seed": self.seed}
             described = msg("{trial}: {changes}, seed {seed}", **words)
-        parts = [msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds)]
-        if self.value is not None:
-            found = f"{self.value:.4f}"
-            parts.append(msg("held-out {measure} {value}", measure=measure, value=found))
-        if self.gain is not None:
-            parts.append(msg("{gain} beside the first", gain=self.gain))
-        logger.info(joined(", ", parts) + ".")
+        found = None if self.value is None else f"{self.value:.4f}"
+        parts = (
+            msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds),
+            found and msg("held-out {measure} {value}", measure=measure, value=found),
+            self.gain and msg("{gain} beside the first", gain=self.gain),
+        )
+        logger.info(joined(", ", filter(None, parts)) + ".")
 
 
 @dataclass

@@ -211,10 +211,11 @@ class FinetuneTrainer(Loop):
         began = time.monotonic()
         outcome = self.outcome(score)
         judging = round(time.monotonic() - began, 3)
-        pause = max(LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS)
-        self._evaluated_at = self.state.step
         seconds = self.state.seconds + judging
-        self.next_evaluation = seconds + pause
+        self._evaluated_at = self.state.step
+        self.next_evaluation = seconds + max(
+            LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS
+        )
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
         shown = msg("evaluation rows" if rows == "judged" else rows)
