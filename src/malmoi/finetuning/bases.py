@@ -105,8 +105,9 @@ def _probe(
     x = few_labels.item_vectors(checkpoint.network.eval(), items)
     speed = len(items) / (time.monotonic() - began)
     labels = torch.tensor([item.label for item in items])
-    scores = few_labels.cross_validated(x, labels, len(work.labels))
-    outcome = few_labels.label_outcome(work, scores)
+    outcome = few_labels.label_outcome(
+        work, few_labels.cross_validated(x, labels, len(work.labels))
+    )
     found = ProbedBase(
         name,
         count_parameters(start.network),
@@ -121,9 +122,8 @@ def _probe(
 def advice(found: list[ProbedBase]) -> str:
     """The model that is clearly better than the first, if any."""
     name = _best_name(found, 1.0)
-    if not name:
-        return msg("None is clearly better than the first.")
-    return msg("Clearly better than the first: -m {name}", name=name)
+    better = msg("Clearly better than the first: -m {name}", name=name)
+    return better if name else msg("None is clearly better than the first.")
 
 
 def _best_name(found: list[ProbedBase], errors: float) -> str:

@@ -76,11 +76,9 @@ def held_out_score(work: FinetuneData) -> Score:
     measure = work.primary_metric
 
     def score(outcome: Outcome, places: Sequence[int]) -> float:
-        examples = [work.held[i] for i in places]
-        gold = [outcome.labels[i] for i in places]
-        said = [outcome.said[i] for i in places]
-        metrics = score_examples(work.task, examples, gold, said, work.labels)
-        return goodness(measure, metrics[measure])
+        each = (work.held, outcome.labels, outcome.said)
+        rows = ([some[i] for i in places] for some in each)
+        return goodness(measure, score_examples(work.task, *rows, work.labels)[measure])
 
     return score
 
@@ -102,9 +100,13 @@ class Tried:
     def table_row(self) -> tuple[str, ...]:
         """Its cells under the columns of the report."""
         learnt = self._settings, str(self.seed), f"{self.share:.0%}"
-        value = "–" if self.value is None else f"{self.value:.4f}"
-        scored = value, str(self.gain or "–"), f"{self.seconds:.1f}"
-        return (msg(self.name), *(("–",) * 3 if self.changes is None else learnt), *scored)
+        return (
+            msg(self.name),
+            *(("–",) * 3 if self.changes is None else learnt),
+            "–" if self.value is None else f"{self.value:.4f}",
+            str(self.gain or "–"),
+            f"{self.seconds:.1f}",
+        )
 
     @property
     def _settings(self) -> str:
@@ -153,9 +155,9 @@ class Comparison:
         if tried.value is not None or tried.changes is not None:  # else there is nothing to say
             tried.log(self.work.primary_metric)
         self.known[name] = tried
-        rows = [asdict(one) for one in self.known.values()]
         self.out.mkdir(parents=True, exist_ok=True)
-        write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
+        record = {"trials": [asdict(one) for one in self.known.values()]}
+        write_text(self.out / RECORD, json.dumps(record, indent=1) + "\n")
         return tried
 
 

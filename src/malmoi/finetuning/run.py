@@ -70,9 +70,8 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> tup
     score = held_out_score(work)
 
     def beats(outcome: Outcome) -> bool:
-        if tried.value is None:
-            return False
-        return score(outcome, places) < goodness(work.primary_metric, tried.value)
+        value = tried.value
+        return value is not None and score(outcome, places) < goodness(work.primary_metric, value)
 
     return Rival("the frozen model", folder, beats), tried
 

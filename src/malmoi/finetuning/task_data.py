@@ -288,8 +288,7 @@ class FinetuneData:
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
             return self
-        items = self.items(self.view(checkpoint))
-        rows = sum(not item.continues for item in items)
+        rows = sum(not item.continues for item in self.items(self.view(checkpoint)))
         return replace(self, protocol=replace(self.protocol, trained_on=rows))
 
 

@@ -162,9 +162,9 @@ class FinetuneTrainer(Loop):
         """Every so many steps; where the clock may end the run, as rarely as time allows."""
         if self.score is None:
             return False
-        if self.selects or not self.limit:
-            return self.state.step % self.every == 0
-        return self.state.seconds >= self.next_evaluation
+        stepwise = self.selects or not self.limit
+        late = self.state.seconds >= self.next_evaluation
+        return self.state.step % self.every == 0 if stepwise else late
 
     def evaluate(self) -> None:
         if self.score is not None:
