@@ -271,7 +271,8 @@ def choose_prompt(
     Automatic for a language model if no option asks for training; `prompt` turns it on or off.
     """
     fits = _can_prompt(work, settings)
-    few = has_few_rows(work) and given <= NEUTRAL | ({"best", "minutes"} if settings.best else set())
+    neutral = NEUTRAL | ({"best", "minutes"} if settings.best else set())
+    few = has_few_rows(work) and given <= neutral
     wanted = fits and few if settings.prompt is None else settings.prompt
     words = _compare(work, settings, out) if wanted else None
     return replace(work, words=words), replace(settings, prompt=words is not None)

@@ -23,13 +23,7 @@ from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
-from malmoi.finetuning.task_data import (
-    MAX_FEW_ROWS,
-    FinetuneData,
-    Protocol,
-    classes_in,
-    load_data,
-)
+from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, Protocol, classes_in, load_data
 from malmoi.inference import Model
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness, mean_with_error
