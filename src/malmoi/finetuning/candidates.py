@@ -76,9 +76,14 @@ def held_out_score(work: FinetuneData) -> Score:
     measure = work.primary_metric
 
     def score(outcome: Outcome, places: Sequence[int]) -> float:
-        each = (work.held, outcome.labels, outcome.said)
-        rows = ([some[i] for i in places] for some in each)
-        return goodness(measure, score_examples(work.task, *rows, work.labels)[measure])
+        metrics = score_examples(
+            work.task,
+            [work.held[i] for i in places],
+            [outcome.labels[i] for i in places],
+            [outcome.said[i] for i in places],
+            work.labels,
+        )
+        return goodness(measure, metrics[measure])
 
     return score
 
@@ -121,10 +126,10 @@ class Tried:
         found = None if self.value is None else f"{self.value:.4f}"
         parts = (
             msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds),
-            found and msg("held-out {measure} {value}", measure=measure, value=found),
-            self.gain and msg("{gain} beside the first", gain=self.gain),
+            found is not None and msg("held-out {measure} {value}", measure=measure, value=found),
+            self.gain is not None and msg("{gain} beside the first", gain=self.gain),
         )
-        logger.info(joined(", ", filter(None, parts)) + ".")
+        logger.info(joined(", ", [part for part in parts if part]) + ".")
 
 
 @dataclass

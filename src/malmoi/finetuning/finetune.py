@@ -339,4 +339,6 @@ def _sentence(settings: FinetuneConfig, rows: int) -> str:
         s.average and msg("averaged over the last {average:.0%}", average=s.average),
         s.layers_transferred is not None and msg("a new top layer"),
     ]
-    return msg("{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", filter(None, parts)))
+    return msg(
+        "{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", [part for part in parts if part])
+    )

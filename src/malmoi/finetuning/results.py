@@ -250,8 +250,10 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
     made = (
         f"`{base_name(work)}`, fine-tuned for {work.task.name} ({work.task.kind}) on "
         f"{p.trained_on:,} rows and evaluated on {p.judged_on:,} others.",
-        p.selected_on and f"{p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}.",
-        work.labels and f"Labels: {', '.join(work.labels)}.",
+        f"{p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+        if p.selected_on
+        else "",
+        f"Labels: {', '.join(work.labels)}." if work.labels else "",
     )
     about = " ".join(filter(None, made))
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]

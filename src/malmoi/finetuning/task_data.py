@@ -92,10 +92,10 @@ class Protocol(Config):
         judged = plural(self.judged_on, "row")
         parts = (
             msg("Training on {rows}", rows=rows),
-            self.selected_on and msg("{rows} for selection: {names}", rows=held, names=names),
+            self.selected_on > 0 and msg("{rows} for selection: {names}", rows=held, names=names),
             msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows)),
         )
-        return joined("; ", filter(None, parts))
+        return joined("; ", [part for part in parts if part])
 
 
 def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
