@@ -7,7 +7,7 @@ import torch
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.cli import main
+from malmoi.cli import main, run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.bases import advice, models_at_hand, probe_bases
@@ -72,6 +72,24 @@ def test_a_dry_run_prints_the_models_and_writes_nothing(
     for name in ("malmoi-bert", "runs/sees", "runs/blind"):
         assert f"\n{name}\t" in shown.out
     assert sorted(path.name for path in runs.iterdir()) == ["blind", "sees"]
+
+
+def test_a_run_says_which_base_is_better(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{row['text']},{row['label']}" for row in ROWS * 3]
+    Path("rows.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    monkeypatch.setattr("malmoi.finetuning.bases.BERT", "runs/blind")
+
+    def said(base: str, out: str) -> str:
+        once = ["--steps", "1", "--device", "cpu", "-o", out]
+        assert run_command(["finetune", "rows.csv", "-m", base, *once]) == 0
+        return capsys.readouterr().err
+
+    assert "frozen runs/sees tells the labels apart clearly better" in said("runs/blind", "runs/1")
+    assert "frozen runs/" not in said("runs/sees", "runs/2")
+    Path("runs/sees/finetune.json").write_text("{}")  # it may know these very labels
+    assert "frozen runs/" not in said("runs/blind", "runs/3")
 
 
 def test_models_at_hand(runs: Path) -> None:

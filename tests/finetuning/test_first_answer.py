@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import malmoi
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
-from malmoi.evaluation.kinds import KINDS, HeadKind
+from malmoi.evaluation.kinds import KINDS, HeadKind, custom_task, head_kind
 from malmoi.finetuning import finetune as defaults
 from malmoi.finetuning.candidates import Tried
 from malmoi.finetuning.config import FEATURE_DEFAULTS, FinetuneConfig
@@ -311,3 +311,17 @@ def test_rows_are_cut_until_two_epochs_fit(
     items: Any = [SimpleNamespace(length=500)] * 1000
     settings = FinetuneConfig(max_minutes=4.0, **changes)
     assert fitting_length(tried, settings, items) == length
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "first"),
+    [(200, {}, True), (201, {}, False), (200, {"epochs": 3.0}, False), (200, {"seeds": 2}, False)],
+)
+def test_a_gpu_begins_with_a_frozen_model_if_rows_are_few(
+    rows: int, given: dict[str, Any], first: bool
+) -> None:
+    task = custom_task("classification")
+    settings = defaults.default_budget(FinetuneConfig(**given), given, head_kind(task), "cuda")
+    assert not settings.frozen_first
+    work: Any = SimpleNamespace(task=task, train=range(rows))
+    assert defaults.frozen_if_few(settings, given, work).frozen_first == first

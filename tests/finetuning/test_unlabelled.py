@@ -14,6 +14,9 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import custom_task
+from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.task_data import read_unlabelled
 from malmoi.finetuning.unlabelled import fit_clouds
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
@@ -164,6 +167,27 @@ def test_tags_are_taught(bert: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = dict(unlabelled=str(path), lr=3e-3, epochs=20, device="cpu")
     done = malmoi.finetune(bert, "tagging", tagged, tmp_path / "out", tagged, **options)
     assert done.metrics["entity_f1"] > 0.9
+
+
+def test_lines_of_text_are_words_to_tag(more: str) -> None:
+    settings = FinetuneConfig(unlabelled=(more,))
+    rows = read_unlabelled(custom_task("tagging"), settings, "cpu")
+    assert [list(row.words) for row in rows] == [text.split() for text in MORE]
+    paired = custom_task("classification", pair="pair")
+    with pytest.raises(UsageError, match="one text a line, and a row here has two"):
+        read_unlabelled(paired, settings, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [("tagging", {}), ("multilabel", {}), ("regression", {}), ("classification", {"pair": "pair"})],
+)
+def test_names_alone_teach_one_label_a_text(
+    kind: str, columns: dict[str, str], bert: Path, more: str, tmp_path: Path
+) -> None:
+    named: dict[str, Any] = dict(labels="good,bad", unlabelled=more)
+    with pytest.raises(UsageError, match="one label a text"):
+        malmoi.finetune(bert, custom_task(kind, **columns), out=tmp_path / "out", **named)
 
 
 def test_two_teachers_are_their_mean() -> None:

@@ -94,6 +94,7 @@ def finetune_command(
         cli.say("model = {base}, out = {folder}", base=base, folder=folder)
 
     cli.load_torch()
+    from malmoi.finetuning.bases import note_better_base
     from malmoi.finetuning.candidates import read_tried
     from malmoi.finetuning.finetune import run_finetuning
     from malmoi.report.task_page import TRIAL_COLUMNS
@@ -107,6 +108,7 @@ def finetune_command(
             cli.print_table(TRIAL_COLUMNS, [one.table_row for one in tried.values()])
         _next_lines(task, folder)
     _verdict(folder, done.metrics)
+    note_better_base(base, task, rows, done)
 
 
 def _compare_bases(base: str, task: "Task", rows: Any, device: str | None) -> None:

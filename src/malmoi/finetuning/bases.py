@@ -20,13 +20,19 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning import few_labels
 from malmoi.finetuning.candidates import Gain, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.finetune import FinetuneResult
 from malmoi.finetuning.task_data import FinetuneData, load_data
-from malmoi.messages import msg
+from malmoi.messages import StatusLog, msg, quiet_logs
 from malmoi.model import count_parameters
+from malmoi.pair import BERT
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.extend import unknown_note
 
+logger = StatusLog(__name__)
+
 MAX_ROWS = 300  # that each model reads
+QUICK_ROWS = 100  # that each reads where only a sentence is asked for
+SURE = 2.0  # errors of a difference that nobody asked for
 HUB_CACHE = "models--*/snapshots/*/config.json"
 
 
@@ -45,22 +51,29 @@ class ProbedBase:
     def table_row(self) -> tuple[str, ...]:
         if not self.weights:
             return (self.name, "–", "–", "–", "–", self.problem)
-        size, speed = f"{self.weights / 1e6:.0f}M", f"{self.rows_per_second:.0f}"
-        return (self.name, size, speed, f"{self.value:.4f}", str(self.gain or "–"), self.problem)
+        return (
+            self.name,
+            f"{self.weights / 1e6:.0f}M",
+            f"{self.rows_per_second:.0f}",
+            f"{self.value:.4f}",
+            str(self.gain or "–"),
+            self.problem,
+        )
 
 
 def models_at_hand(*named: str) -> list[str]:
-    """The named models, those in runs/, and those that the hub's cache has."""
+    """The named models, those in runs/ that know no labels yet, and those of the hub's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    runs = [str(path.parent) for path in sorted(Path("runs").glob("*/config.json"))]
     cached = sorted(path.parents[2].name for path in Path(HF_HUB_CACHE).glob(HUB_CACHE))
     hub = [name.removeprefix("models--").replace("--", "/") for name in cached]
-    return list(dict.fromkeys((*named, *runs, *hub)))
+    runs = sorted(path.parent for path in Path("runs").glob("*/config.json"))
+    free = [str(path) for path in runs if not (path / "finetune.json").exists()]
+    return list(dict.fromkeys((*named, *free, *hub)))
 
 
 def probe_bases(
-    names: Iterable[str], task: Task, data: RowSource, device: torch.device
+    names: Iterable[str], task: Task, data: RowSource, device: torch.device, most: int = MAX_ROWS
 ) -> Iterator[ProbedBase]:
     """Each model's score on the same rows, by cross-validation; a model that cannot is named."""
     require_that(
@@ -75,7 +88,7 @@ def probe_bases(
             if start.network.config.both_ways:  # a label depends on the whole text
                 start = replace(start, network=start.network.masked())
             work = load_data(task, data, None, FinetuneConfig(), start, device)
-            found, outcome = _probe(name, few_labels.rows_by_label(work, MAX_ROWS), start, first)
+            found, outcome = _probe(name, few_labels.rows_by_label(work, most), start, first)
         except MalmoiError as problem:
             yield ProbedBase(name, problem=str(problem))
             continue
@@ -87,26 +100,54 @@ def _probe(
     name: str, work: FinetuneData, start: Checkpoint, first: Outcome | None
 ) -> tuple[ProbedBase, Outcome]:
     checkpoint = few_labels.frozen_model(work, FinetuneConfig())
-    network = checkpoint.network.eval()
     items = encode_examples(work.task, work.held, work.view(checkpoint))
     began = time.monotonic()
-    x = few_labels.item_vectors(network, items)
+    x = few_labels.item_vectors(checkpoint.network.eval(), items)
     speed = len(items) / (time.monotonic() - began)
-    scores = few_labels.cross_validated(
-        x, torch.tensor([item.label for item in items]), len(work.labels)
+    labels = torch.tensor([item.label for item in items])
+    outcome = few_labels.label_outcome(
+        work, few_labels.cross_validated(x, labels, len(work.labels))
     )
-    outcome = few_labels.label_outcome(work, scores)
-    gain = None if first is None else paired_gain(held_out_score(work), first, outcome)
-    value = outcome.metrics[work.primary_metric]
-    covers = unknown_note(start.required_tokenizer, (t for row in work.held for t in row.texts))
-    weights = count_parameters(start.network)
-    return ProbedBase(name, weights, speed, value, gain, covers or ""), outcome
+    found = ProbedBase(
+        name,
+        count_parameters(start.network),
+        speed,
+        outcome.metrics[work.primary_metric],
+        None if first is None else paired_gain(held_out_score(work), first, outcome),
+        unknown_note(start.required_tokenizer, (t for row in work.held for t in row.texts)) or "",
+    )
+    return found, outcome
 
 
 def advice(found: list[ProbedBase]) -> str:
     """The model that is clearly better than the first, if any."""
-    better = [one for one in found if one.gain is not None and one.gain.clear]
-    if not better:
-        return msg("None is clearly better than the first.")
-    best = max(better, key=lambda one: one.gain.value if one.gain else 0.0)
-    return msg("Clearly better than the first: -m {name}", name=best.name)
+    name = _best_name(found, 1.0)
+    better = msg("Clearly better than the first: -m {name}", name=name)
+    return better if name else msg("None is clearly better than the first.")
+
+
+def _best_name(found: list[ProbedBase], errors: float) -> str:
+    """The model that is better than the first by the most, and by so many errors; or none."""
+    gains = {one.name: one.gain for one in found if one.gain is not None}
+    better = [(g.value, name) for name, g in gains.items() if g.value > errors * g.error]
+    return max(better)[1] if better else ""
+
+
+def note_better_base(base: str, task: Task, data: RowSource, done: FinetuneResult) -> None:
+    """Says if a model of the box or of runs/ is much better than a run's base on its rows."""
+    known = (base, BERT)
+    names = [name for name in models_at_hand(*known) if name in known or Path(name).is_dir()]
+    few = done.protocol.trained_on < QUICK_ROWS or done.protocol.unlabelled
+    if few or head_kind(task) is not CLASSIFICATION or len(names) == 1:
+        return
+    with quiet_logs():
+        found = probe_bases(names, task, data, done.model.checkpoint.network.device, QUICK_ROWS)
+        name = _best_name(list(found), SURE)
+    if name:
+        logger.warning(
+            "On {count} of the rows frozen {name} tells the labels apart clearly better than "
+            "{base}: -m {name} (--dry-run compares them).",
+            count=QUICK_ROWS,
+            name=name,
+            base=base,
+        )

@@ -76,10 +76,13 @@ def held_out_score(work: FinetuneData) -> Score:
     measure = work.primary_metric
 
     def score(outcome: Outcome, places: Sequence[int]) -> float:
-        examples = [work.held[i] for i in places]
-        gold = [outcome.labels[i] for i in places]
-        said = [outcome.said[i] for i in places]
-        metrics = score_examples(work.task, examples, gold, said, work.labels)
+        metrics = score_examples(
+            work.task,
+            [work.held[i] for i in places],
+            [outcome.labels[i] for i in places],
+            [outcome.said[i] for i in places],
+            work.labels,
+        )
         return goodness(measure, metrics[measure])
 
     return score
@@ -102,9 +105,13 @@ class Tried:
     def table_row(self) -> tuple[str, ...]:
         """Its cells under the columns of the report."""
         learnt = self._settings, str(self.seed), f"{self.share:.0%}"
-        value = "–" if self.value is None else f"{self.value:.4f}"
-        scored = value, str(self.gain or "–"), f"{self.seconds:.1f}"
-        return (msg(self.name), *(("–",) * 3 if self.changes is None else learnt), *scored)
+        return (
+            msg(self.name),
+            *(("–",) * 3 if self.changes is None else learnt),
+            "–" if self.value is None else f"{self.value:.4f}",
+            str(self.gain or "–"),
+            f"{self.seconds:.1f}",
+        )
 
     @property
     def _settings(self) -> str:
@@ -116,13 +123,13 @@ class Tried:
         if self.changes is not None:
             words = {"trial": self.name, "changes": self._settings, "seed": self.seed}
             described = msg("{trial}: {changes}, seed {seed}", **words)
-        parts = [msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds)]
-        if self.value is not None:
-            found = f"{self.value:.4f}"
-            parts.append(msg("held-out {measure} {value}", measure=measure, value=found))
-        if self.gain is not None:
-            parts.append(msg("{gain} beside the first", gain=self.gain))
-        logger.info(joined(", ", parts) + ".")
+        found = None if self.value is None else f"{self.value:.4f}"
+        parts = (
+            msg("{described}: {seconds:.1f} s", described=described, seconds=self.seconds),
+            found is not None and msg("held-out {measure} {value}", measure=measure, value=found),
+            self.gain is not None and msg("{gain} beside the first", gain=self.gain),
+        )
+        logger.info(joined(", ", [part for part in parts if part]) + ".")
 
 
 @dataclass
@@ -153,9 +160,9 @@ class Comparison:
         if tried.value is not None or tried.changes is not None:  # else there is nothing to say
             tried.log(self.work.primary_metric)
         self.known[name] = tried
-        rows = [asdict(one) for one in self.known.values()]
         self.out.mkdir(parents=True, exist_ok=True)
-        write_text(self.out / RECORD, json.dumps({"trials": rows}, indent=1) + "\n")
+        record = {"trials": [asdict(one) for one in self.known.values()]}
+        write_text(self.out / RECORD, json.dumps(record, indent=1) + "\n")
         return tried
 
 

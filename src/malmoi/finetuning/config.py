@@ -199,10 +199,9 @@ class FinetuneConfig(Config):
         # with best, the minutes are those of all runs
         unit = next(name for name in BUDGET_FIELDS[self.best :] if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
-        if not self.max_minutes:
-            return budget
         most = plural(self.max_minutes, "minute")
-        return msg("{budget}, at most {most}", budget=budget, most=most)
+        limited = msg("{budget}, at most {most}", budget=budget, most=most)
+        return limited if self.max_minutes else budget
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""

@@ -23,7 +23,7 @@ from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
-from malmoi.finetuning.task_data import FinetuneData, Protocol, classes_in, load_data
+from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, Protocol, classes_in, load_data
 from malmoi.inference import Model
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness, mean_with_error
@@ -78,6 +78,7 @@ def run_finetuning(
     with working_copy(out) as folder:
         start = _checked(start, settings, folder, reads=not kind.writes)
         work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
+        settings = frozen_if_few(settings, given, work)
         names = tuple(Path(path).name for path in settings.unlabelled)
         settings = replace(settings, unlabelled=names)
         learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
@@ -246,6 +247,16 @@ def default_budget(
     return replace(settings, max_minutes=limit, frozen_first=first)
 
 
+def frozen_if_few(
+    settings: FinetuneConfig, given: Collection[str], work: FinetuneData
+) -> FinetuneConfig:
+    """A GPU begins with the frozen model, too, where rows are too few to hold some out."""
+    chosen = {*BUDGET_FIELDS, "max_minutes", "frozen_first"}.isdisjoint(given)
+    able = chosen and _can_start_frozen(settings, head_kind(work.task))
+    few = able and len(work.train) <= MAX_FEW_ROWS
+    return replace(settings, frozen_first=settings.frozen_first or few)
+
+
 def _can_start_frozen(settings: FinetuneConfig, kind: HeadKind) -> bool:
     one = not (settings.from_scratch or settings.grid or settings.seeds > 1)
     return one and kind.head == "classify" and settings.trains_all
@@ -328,5 +339,6 @@ def _sentence(settings: FinetuneConfig, rows: int) -> str:
         s.average and msg("averaged over the last {average:.0%}", average=s.average),
         s.layers_transferred is not None and msg("a new top layer"),
     ]
-    said = joined(", ", [part for part in parts if part])
-    return msg("{rows:,} rows: {parts}.", rows=rows, parts=said)
+    return msg(
+        "{rows:,} rows: {parts}.", rows=rows, parts=joined(", ", [part for part in parts if part])
+    )

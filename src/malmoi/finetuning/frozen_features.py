@@ -154,7 +154,8 @@ class HiddenStateCache:
         self.shape = (len(network.features.layers), network.config.width)
         shape = (ends[-1], *self.shape)
         size = math.prod(shape) * BYTES_PER_NUMBER
-        path = states_folder() / f"{_fingerprint(network, ordered)}.f16"
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        path = cache / "malmoi" / "states" / f"{_fingerprint(network, ordered)}.f16"
         if path.is_file() and path.stat().st_size == size:
             many = plural(len(ordered), "row")
             logger.info("The hidden states of {rows} are loaded from {path}.", rows=many, path=path)
@@ -164,11 +165,6 @@ class HiddenStateCache:
 
     def __getitem__(self, row: bytes) -> Tensor:
         return torch.from_numpy(self._states[slice(*self._places[row])].copy())
-
-
-def states_folder() -> Path:
-    """The cache directory: XDG_CACHE_HOME, else ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "malmoi" / "states"
 
 
 def hash_weights(module: nn.Module) -> "hashlib._Hash":

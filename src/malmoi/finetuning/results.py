@@ -40,9 +40,13 @@ HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json
 
 
 def finetuning_folder(out: Path) -> RunFolder:
-    others = {"of": "of another model or other examples", "teacher": "of another teacher"}
     return RunFolder(
-        out, "finetune.json", "fine-tuning", can_restart=True, unreadable=others, parse=_current
+        out,
+        "finetune.json",
+        "fine-tuning",
+        can_restart=True,
+        unreadable={"of": "of another model or other examples", "teacher": "of another teacher"},
+        parse=_current,
     )
 
 
@@ -245,17 +249,18 @@ def add_to_card(out: Path, work: FinetuneData, metrics: Mapping[str, float]) -> 
     p = work.protocol
     made = (
         f"`{base_name(work)}`, fine-tuned for {work.task.name} ({work.task.kind}) on "
-        f"{p.trained_on:,} rows and evaluated on {p.judged_on:,} others."
+        f"{p.trained_on:,} rows and evaluated on {p.judged_on:,} others.",
+        f"{p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
+        if p.selected_on
+        else "",
+        f"Labels: {', '.join(work.labels)}." if work.labels else "",
     )
-    if p.selected_on:
-        made += f" {p.selected_on:,} held-out rows for selection: {', '.join(p.selects)}."
-    if work.labels:
-        made += f" Labels: {', '.join(work.labels)}."
+    about = " ".join(filter(None, made))
     rows = [(name, f"{value:.4f}") for name, value in metrics.items()]
     if work.word_baseline is not None:
         rows.append(("accuracy of naive Bayes on words", f"{work.word_baseline:.4f}"))
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    write_text(card, f"{before}{mark}\n{made}\n\n| metric | value |\n|---|---|\n{table}")
+    write_text(card, f"{before}{mark}\n{about}\n\n| metric | value |\n|---|---|\n{table}")
 
 
 def base_name(work: FinetuneData) -> str:

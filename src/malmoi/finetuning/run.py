@@ -70,9 +70,8 @@ def first_answer(work: FinetuneData, settings: FinetuneConfig, out: Path) -> tup
     score = held_out_score(work)
 
     def beats(outcome: Outcome) -> bool:
-        if tried.value is None:
-            return False
-        return score(outcome, places) < goodness(work.primary_metric, tried.value)
+        value = tried.value
+        return value is not None and score(outcome, places) < goodness(work.primary_metric, value)
 
     return Rival("the frozen model", folder, beats), tried
 
@@ -217,8 +216,9 @@ def _judge(work: FinetuneData, checkpoint: Checkpoint, per_row: float, read: int
 
 def _places(count: int, per_row: float) -> list[int]:
     """The numbers of some of so many rows, at random: as many as are evaluated in time."""
-    most = max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / per_row))
-    return random.Random(0).sample(range(count), min(most, count))
+    return random.Random(0).sample(
+        range(count), min(count, max(MIN_JUDGED_ROWS, round(JUDGE_SECONDS / per_row)))
+    )
 
 
 MAX_BASELINE_ROWS = 100  # rows evaluated before fine-tuning

@@ -87,16 +87,15 @@ class Protocol(Config):
         rows = plural(self.trained_on, "row")
         if self.unlabelled:
             rows = msg("{rows} and {count:,} without labels", rows=rows, count=self.unlabelled)
-        parts = [msg("Training on {rows}", rows=rows)]
-        if self.selected_on:
-            held = plural(self.selected_on, "held-out row")
-            names = joined(", ", map(msg, self.selects))
-            parts.append(msg("{rows} for selection: {names}", rows=held, names=names))
+        held = plural(self.selected_on, "held-out row")
+        names = joined(", ", map(msg, self.selects))
         judged = plural(self.judged_on, "row")
-        parts.append(
-            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows))
+        parts = (
+            msg("Training on {rows}", rows=rows),
+            self.selected_on > 0 and msg("{rows} for selection: {names}", rows=held, names=names),
+            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows)),
         )
-        return joined("; ", parts)
+        return joined("; ", [part for part in parts if part])
 
 
 def file_names(rows: Sequence[Example]) -> tuple[str, ...]:
@@ -289,8 +288,7 @@ class FinetuneData:
         """These data without the rows that a model skips, since their answers do not fit."""
         if not head_kind(self.task).windows:
             return self
-        items = self.items(self.view(checkpoint))
-        rows = sum(not item.continues for item in items)
+        rows = sum(not item.continues for item in self.items(self.view(checkpoint)))
         return replace(self, protocol=replace(self.protocol, trained_on=rows))
 
 
@@ -359,6 +357,12 @@ def load_data(
 
 def _named_rows(task: Task, labels: str) -> tuple[Task, list[dict[str, str]]]:
     """The task with these labels, whose names are the only rows that have one."""
+    require_that(
+        head_kind(task).exclusive and "{pair}" not in task.prompt,
+        "labels are learnt from their names for one label a text; {kind} and pairs need rows that "
+        "have labels.",
+        kind=task.kind,
+    )
     names = label_words([name.strip() for name in labels.split(",")])
     by = {"text": "text", "label": "label", **read_columns(task)}
     return replace(task, labels=(*names,)), [{by["text"]: n, by["label"]: n} for n in names]
@@ -404,8 +408,21 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     for path in map(Path, settings.unlabelled):
         require_path(path)
         if _has_lines(path):
+            require_that(
+                "{pair}" not in task.prompt,
+                "{path} has one text a line, and a row here has two: give a table of both.",
+                path=path,
+            )
             lines = (line.strip() for _, line in text_lines(path))
-            found += [Example(line, place=str(path)) for line in lines if line]
+            found += [
+                Example(
+                    line,
+                    place=str(path),
+                    words=(*line.split(),) if head_kind(task).head == "tag" else (),
+                )
+                for line in lines
+                if line
+            ]
         else:
             found += load_examples(task, path, skip_bad=settings.skip_bad).rows
     most = per_device(MOST_UNLABELLED, device)
@@ -419,9 +436,8 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
 
 def _has_lines(path: Path) -> bool:
     """Whether a file is plain text, not a table."""
-    if uncompressed_name(path).suffix != ".txt":
-        return False
-    return "\t" not in next(text_lines(path), (0, ""))[1]
+    named = uncompressed_name(path).suffix == ".txt"
+    return named and "\t" not in next(text_lines(path), (0, ""))[1]
 
 
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:

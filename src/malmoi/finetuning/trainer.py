@@ -162,9 +162,9 @@ class FinetuneTrainer(Loop):
         """Every so many steps; where the clock may end the run, as rarely as time allows."""
         if self.score is None:
             return False
-        if self.selects or not self.limit:
-            return self.state.step % self.every == 0
-        return self.state.seconds >= self.next_evaluation
+        stepwise = self.selects or not self.limit
+        late = self.state.seconds >= self.next_evaluation
+        return self.state.step % self.every == 0 if stepwise else late
 
     def evaluate(self) -> None:
         if self.score is not None:
@@ -211,10 +211,11 @@ class FinetuneTrainer(Loop):
         began = time.monotonic()
         outcome = self.outcome(score)
         judging = round(time.monotonic() - began, 3)
-        pause = max(LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS)
-        self._evaluated_at = self.state.step
         seconds = self.state.seconds + judging
-        self.next_evaluation = seconds + pause
+        self._evaluated_at = self.state.step
+        self.next_evaluation = seconds + max(
+            LIMITED_EVALUATIONS * self.limit, judging / LIMITED_EVALUATIONS
+        )
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
         shown = msg("evaluation rows" if rows == "judged" else rows)
