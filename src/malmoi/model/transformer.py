@@ -29,6 +29,37 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
     return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
 
 
+def compiles_for_gpu(x: Tensor) -> bool:
+    """Whether this is traced by a compiler that fuses what is between the products."""
+    return x.is_cuda and torch.compiler.is_compiling()
+
+
+class Dropout(nn.Dropout):
+    """Dropout; compiled for a GPU, what stays follows from a hash of each value's place.
+
+    torch's generator computes longer than the norm beside it reads, and its choice has to be kept
+    in memory for the backward pass, where a hash is computed again.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.p and compiles_for_gpu(x)):
+            return super().forward(x)
+        seed = torch.randint(1 << 30, (1,), device=x.device, dtype=torch.int32)
+        return torch.where(kept(x.shape, self.p, seed), x * (1 / (1 - self.p)), 0.0)
+
+
+def kept(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
+    """Which values dropout keeps, each with the chance 1 − p: a 32-bit hash of its number.
+
+    Two rounds of xorshift and multiply (Wellons 2018, "lowbias32"); int32 is shifted with its sign,
+    which the masks remove.
+    """
+    n = torch.arange(shape.numel(), device=seed.device, dtype=torch.int32).view(shape) ^ seed
+    n = (n ^ ((n >> 16) & 0xFFFF)) * 0x7FEB352D
+    n = (n ^ ((n >> 15) & 0x1FFFF)) * -0x7B935975
+    return (n ^ ((n >> 16) & 0xFFFF)) & 0x7FFFFFFF >= round(p * 2**31)
+
+
 class Duplicate(nn.Module):
     """The same vector for each direction: [B, T, E] → [B, T, 2E]."""
 
@@ -100,7 +131,12 @@ class GatedMLP(MLP):
     products = 2
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x).chunk(2, dim=-1)
+        plain = type(self.up) is nn.Linear and not self.up._forward_pre_hooks
+        if compiles_for_gpu(x) and plain and self.up.bias is None:
+            # two products: the gradients of two halves of one would be joined by a slow kernel
+            gate, up = (F.linear(x, weight) for weight in self.up.weight.chunk(2))
+        else:
+            gate, up = self.up(x).chunk(2, dim=-1)
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 
@@ -120,7 +156,7 @@ def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
 
 def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
-    return cast(Tensor, norm(x + branch(x)))
+    return cast(Tensor, norm(x + branch(x)).to(x.dtype))
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
@@ -189,7 +225,7 @@ class Block(nn.Module):
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
 
     def forward(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:
         return self.transform(self.attention(x, inputs, embedded))
@@ -251,6 +287,8 @@ class Transformer(nn.Module):
         self.prefix_kv: nn.Parameter | None = None  # [depth, 2, G, n, E]: prefix tuning
         self.gradient_checkpointing = False  # trades a second forward pass for memory
         self.checkpointing_keeps = "inputs"
+        # of what is between the blocks in training: half the memory traffic in bf16 (docs/lab.md)
+        self.stream: torch.dtype | None = None
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
         # all blocks of whole texts as one call, where the weights are quantised
@@ -347,6 +385,7 @@ class Transformer(nn.Module):
             fused = self.fused_blocks(self, x, layout, positions)
             if fused is not None:
                 return fused
+        x = x.to(self.stream) if self.stream and self.training else x
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
         if self.compiled_blocks is not None and kept[0] is None and activations is None:

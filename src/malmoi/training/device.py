@@ -194,6 +194,8 @@ def compile_for(
         return
     trunk = network.trunk
     shapes = None if dynamic else False
+    # uncompiled, norms that read bf16 and weigh in fp32 are slower
+    trunk.stream = execution.dtype if execution.half and execution.device.type == "cuda" else None
     if whole:
         trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
         return
@@ -203,7 +205,7 @@ def compile_for(
 
 def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    network.trunk.compiled_blocks = None
+    network.trunk.compiled_blocks = network.trunk.stream = None
     for block in network.blocks:
         block._compiled_call_impl = None
 

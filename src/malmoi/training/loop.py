@@ -37,6 +37,7 @@ from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, clip_shared_gradients, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig, rate_at
+from malmoi.training.replay import Losses
 from malmoi.training.saver import Saver
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (
@@ -53,7 +54,6 @@ from malmoi.training.state import (
 )
 
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
-Losses = dict[str, Tensor]  # of a step: the loss, and that of each term if there are several
 
 
 class StepBatch(NamedTuple):

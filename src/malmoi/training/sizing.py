@@ -377,6 +377,8 @@ class SizedRecipe:
 
     recipe: Recipe
     reasons: tuple[str, ...]
+    sample: tuple[str, ...]  # of the text, …
+    words: Tokenizer  # … and a vocabulary of about its size
 
 
 def size_recipe(
@@ -420,7 +422,8 @@ def size_recipe(
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
     chosen = requested.override(changes).check()
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
+    reasons = tuple(_reasons(chosen, size, text, tokens, speed, given))
+    return SizedRecipe(chosen, reasons, text.sample, words)
 
 
 def _vocabulary(

@@ -34,6 +34,7 @@ from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
+from malmoi.training.replay import StepReplay
 from malmoi.training.saver import with_weights
 from malmoi.training.state import StateParts
 
@@ -67,7 +68,10 @@ class Trainer(Loop):
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)
         execution = replace(execution, varied=recipe.data.pairs)
-        super().__init__(loss_module, recipe.train, execution, run.out, run.group)
+        self.replays = execution.compiled and self._one_shape() and distillation is None
+        super().__init__(
+            loss_module, recipe.train, execution, run.out, run.group, capturable=self.replays
+        )
         hard = loss_module.objective
         self._guessing = 0.0 if distillation else guessing_loss(hard, run.frequency_loss)
         self._weights = count_parameters(network)
@@ -86,6 +90,13 @@ class Trainer(Loop):
         long = (self.budget.seconds or math.inf) >= MIN_SECONDS_FOR_ONE_GRAPH
         pays = long and self.recipe.model.depth <= MAX_DEPTH_OF_ONE_GRAPH
         return cuda and self.recipe.causal and pays and not self.run.sharded
+
+    def _one_shape(self) -> bool:
+        """Whether steps are alike, and may be CUDA graphs: no kernel waits for the processor."""
+        c, m = self.recipe.train, self.recipe.model
+        alone = self.run.group.device.type == "cuda" and self.run.group.world == 1
+        alike = self.recipe.objective in ("lm", "both") and not (m.memory or m.feature_count)
+        return alone and alike and c.batch_start in (0, c.batch) and not c.gradient_checkpointing
 
     @property
     def progress(self) -> float:
@@ -383,6 +394,8 @@ class Trainer(Loop):
 
     def restore(self) -> None:
         super().restore()
+        if self.replays:  # graphs of before would write to the moments of before
+            self.learn = StepReplay(self.learn_eagerly, self.group.device)
         s = self.state
         phases = len(self.feeds)
         folder = self.state_root / f"step-{s.step}"
