@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_that
-from malmoi.model.attention import Attention, LayerInputs, any_shape
+from malmoi.model.attention import Attention, LayerInputs, any_shape, compiles_for_gpu, products
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
@@ -27,11 +27,6 @@ def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
     if c.norm_kind == "rms":
         return nn.RMSNorm(width or c.width, c.eps)
     return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
-
-
-def compiles_for_gpu(x: Tensor) -> bool:
-    """Whether this is traced by a compiler that fuses what is between the products."""
-    return x.is_cuda and torch.compiler.is_compiling()
 
 
 class Dropout(nn.Dropout):
@@ -131,12 +126,7 @@ class GatedMLP(MLP):
     products = 2
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = type(self.up) is nn.Linear and not self.up._forward_pre_hooks
-        if compiles_for_gpu(x) and plain and self.up.bias is None:
-            # two products: the gradients of two halves of one would be joined by a slow kernel
-            gate, up = (F.linear(x, weight) for weight in self.up.weight.chunk(2))
-        else:
-            gate, up = self.up(x).chunk(2, dim=-1)
+        gate, up = products(self.up, x, (1, 1))
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 

@@ -1,9 +1,10 @@
 """Precision, compilation, measured speed and batch size for this machine."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -203,6 +204,12 @@ def compile_for(
         block.compile(dynamic=shapes)
 
 
+def uncompiled() -> AbstractContextManager[object]:
+    """Runs what is compiled as it was written; loads no compiler, which would take seconds."""
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+
+
 def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
     network.trunk.compiled_blocks = network.trunk.stream = None
@@ -229,7 +236,7 @@ def step_seconds(
         return size
 
     size = micro if compiled else 1  # a compiled pass has a fixed size
-    with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+    with nullcontext() if compiled else uncompiled():
         run_pass(size)  # warm-up: allocations and compilation
         took = _seconds(timed_pass)
         while took < PROBE_SECONDS and 2 * size <= micro:

@@ -94,7 +94,10 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        updates = list(orthogonal(torch.stack(list(nesterov))).to(params[0].dtype).unbind())
+        directions = orthogonal(torch.stack(list(nesterov)))
+        # torch has no fused kernels for lists of several layouts: tall matrices are transposed here
+        whole: Any = dict(dtype=params[0].dtype, memory_format=torch.contiguous_format)
+        updates = list(directions.to(**whole).unbind())
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:

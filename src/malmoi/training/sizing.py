@@ -25,7 +25,7 @@ from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import RunSources
+from malmoi.training.prepare import SPECIAL, RunSources
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
 
@@ -435,7 +435,9 @@ def _vocabulary(
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
-    return train_tokenizer(text.sample, **vars(requested.tokenizer) | {"vocab": vocab}), vocab
+    special = SPECIAL.get(requested.samples, "none")
+    settings = vars(requested.tokenizer) | {"vocab": vocab, "special": special}
+    return train_tokenizer(text.sample, **settings), vocab
 
 
 def _fixed_sizes(requested: Recipe, given: frozenset[str]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from malmoi.training.device import (
     known_flops,
     release_compiled,
     step_seconds,
+    uncompiled,
 )
 from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
@@ -337,7 +338,7 @@ class Trainer(Loop):
         warning = self._verdict(metrics["valid_loss"])
         if warning:
             metrics = metrics | {"guessing_loss": self._guessing, "epochs": self._epochs}
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled():
             text = self.run.sample() if self.group.first and not self.run.sharded else ""
         words = self.log_metrics(metrics, **({"sample": text} if text else {}))
         said = msg("step {step:,}: {words}", step=self.state.step, words=words)
