@@ -16,6 +16,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import AnswerItem, Outcome, TrainingItem
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.kernels.cuda_graphs import StepReplay, sent_to
 from malmoi.messages import msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
@@ -28,7 +29,6 @@ from malmoi.training.loop import Loop, StepBatch
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import IGNORE_LABEL
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.replay import StepReplay, sent_to
 
 MIN_CURVE_POINTS = 3
 MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing

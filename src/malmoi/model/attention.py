@@ -17,7 +17,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.attention_mask import Bounds, Mask, visible
 from malmoi.model.kv_cache import FusedDecodeCache, LayerCache
-from malmoi.model.positions import rotate
+from malmoi.model.positions import compiles_for_gpu, rotate
 
 # keys: up to this many, plain matmuls beat SDPA in bf16 training on a CPU (5x at 128, 1.2x at 512)
 SHORT_KEYS = 512
@@ -183,11 +183,6 @@ class LayerInputs:
     rotary: Tensor | None = None
     cache: LayerCache = None
     attention_out: list[Tensor] | None = None  # takes the probabilities [B, H, T, K], if requested
-
-
-def compiles_for_gpu(x: Tensor) -> bool:
-    """Whether this is traced by a compiler that fuses what is between the products."""
-    return x.is_cuda and torch.compiler.is_compiling()
 
 
 def products(linear: nn.Module, x: Tensor, shares: Sequence[int]) -> Sequence[Tensor]:

@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_that
-from malmoi.model.attention import Attention, LayerInputs, any_shape, compiles_for_gpu, products
+from malmoi.model.attention import Attention, LayerInputs, any_shape, products
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
-from malmoi.model.positions import POSITIONS, rotary_table
+from malmoi.model.positions import POSITIONS, compiles_for_gpu, rotary_table
 
 
 def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
+from malmoi.kernels.cuda_graphs import Losses
 from malmoi.messages import measured
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
@@ -37,7 +38,6 @@ from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, clip_shared_gradients, gradient_sync, wrap_model
 from malmoi.training.recipe import TrainConfig, rate_at
-from malmoi.training.replay import Losses
 from malmoi.training.saver import Saver
 from malmoi.training.signals import EARLY_STOP, Stopped, StopSignals
 from malmoi.training.state import (

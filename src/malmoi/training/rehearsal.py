@@ -1,7 +1,6 @@
 """Compiles a step while the vocabulary is learnt and the text is encoded."""
 
 import gc
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -57,11 +56,11 @@ def _rehearse(sized: SizedRecipe, group: ProcessGroup, threads: int) -> None:
 def _sample_run(sized: SizedRecipe, folder: Path, group: ProcessGroup) -> TrainingRun:
     recipe, words = sized.recipe, sized.words
     recipe = replace(recipe, train=replace(recipe.train, tensorboard=False, track=()))
-    text = folder / "sample.jsonl"
-    text.write_text("\n".join(json.dumps({"text": one}) for one in sized.sample), "utf-8")
+    text = folder / "sample.txt"
+    text.write_text("\n\n\n".join(sized.sample), "utf-8")
     sentences = None if recipe.causal else sentence_splitter(recipe.data.sentences)
     end = words.specials.eos if recipe.causal else None
-    reader = read_documents([str(text)])
+    reader = read_documents(text, documents="blanks")
     stores = build_stores(reader, words, folder / "data", sentences=sentences, end=end)
     feeds, _ = make_feeds(recipe, [stores], words, packed=True)
     network = Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))

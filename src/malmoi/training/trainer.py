@@ -12,6 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import ensure, is_out_of_memory
+from malmoi.kernels.cuda_graphs import StepReplay
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
@@ -35,7 +36,6 @@ from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
-from malmoi.training.replay import StepReplay
 from malmoi.training.saver import with_weights
 from malmoi.training.state import StateParts
 
