@@ -1,6 +1,7 @@
 """Precision, compilation, measured speed and batch size for this machine."""
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from malmoi.errors import first_line
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
+from malmoi.system.native import cache_or_temporary
 from malmoi.system.threads import ThreadTuner, tuned_threads
 from malmoi.training.recipe import TrainConfig
 
@@ -193,6 +195,8 @@ def compile_for(
     """
     if not execution.compiled:
         return
+    # kept between runs, unlike the compiler's own folder in /tmp
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_or_temporary("compiled")))
     trunk = network.trunk
     shapes = None if dynamic else False
     # uncompiled, norms that read bf16 and weigh in fp32 are slower
