@@ -395,7 +395,8 @@ class Transformer(nn.Module):
         """Runs every block and the final norm; `seen` is what a decoder's layers read besides."""
         attention_out = activations.attention if activations else None
         states = list(activations.begun) if activations and activations.begun else [x]
-        x = states[-1]
+        # not the tensor that every block reads: the first one would be compiled apart
+        x = states[-1].clone() if self.stream and self.training else states[-1]
         for i in range(len(states) - 1, self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)

@@ -198,9 +198,11 @@ def compile_for(
     # kept between runs, unlike the compiler's own folder in /tmp
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_or_temporary("compiled")))
     trunk = network.trunk
-    shapes = None if dynamic else False
+    cuda = execution.device.type == "cuda"
+    # at once for all lengths of packed rows, not for the first of them alone
+    shapes = (cuda or None) if dynamic else False
     # uncompiled, norms that read bf16 and weigh in fp32 are slower
-    trunk.stream = execution.dtype if execution.half and execution.device.type == "cuda" else None
+    trunk.stream = execution.dtype if execution.half and cuda else None
     if whole:
         trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
         return

@@ -1,6 +1,7 @@
 """Compiles a step while the vocabulary is learnt and the text is encoded."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,9 +33,15 @@ def compiling_ahead(sized: SizedRecipe | None, group: ProcessGroup) -> Iterator[
         yield
         return
     thread = Thread(target=_rehearse, args=(sized, group, torch.get_num_threads()), daemon=True)
-    thread.start()
-    yield
-    thread.join()
+    before = sys.getswitchinterval()
+    # a thread that loads files waits this long after each for one that computes
+    sys.setswitchinterval(before / 20)
+    try:
+        thread.start()
+        yield
+        thread.join()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _rehearse(sized: SizedRecipe, group: ProcessGroup, threads: int) -> None:
