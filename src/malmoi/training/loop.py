@@ -53,6 +53,7 @@ from malmoi.training.state import (
     weights_are_finite,
 )
 
+COMPILING = "Compiling once, which takes about {seconds} s …"
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
 
 
@@ -335,7 +336,7 @@ class Loop(ABC):
         """Announces slow work before it starts: the first pass compiles."""
         if self.execution.compiled and not self._compiled:
             seconds = 40 if self.compiles_whole else 20
-            self.log.line("Compiling once, which takes about {seconds} s …", seconds=seconds)
+            self.log.line(COMPILING, seconds=seconds)
         self._compiled = self.execution.compiled
         self.log.line(work)
 

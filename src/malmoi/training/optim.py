@@ -38,10 +38,8 @@ def make_optimizers(
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
-    muon = Muon(matrices, lr=c.muon_lr, decay=decay, cautious=c.cautious_decay)
-    for group in muon.param_groups if capturable else ():
-        group["lr"] = torch.tensor(c.muon_lr, device=matrices[0].device)
-    return [adam, muon]
+    rate: Any = torch.tensor(c.muon_lr, device=rest[0].device) if capturable else c.muon_lr
+    return [adam, Muon(matrices, lr=rate, decay=decay, cautious=c.cautious_decay)]
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:

@@ -44,6 +44,7 @@ class TrainingRun:
     # nats per token of a model that knows only how frequent tokens are; 0: unknown
     frequency_loss: float = 0.0
     prompt: str = ""
+    rehearsed: bool = False  # its step was compiled while it was prepared
 
     @property
     def network(self) -> Network:

@@ -77,8 +77,9 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
-            with compiling_ahead(sized, group):
+            with compiling_ahead(sized, group) as rehearsed:
                 run = prepare_run(chosen, origin, out, group)
+                run.rehearsed = rehearsed
             _train(Trainer(run, distillation))
             from malmoi.inference import Model  # only at the end
 

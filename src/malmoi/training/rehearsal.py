@@ -12,33 +12,38 @@ from threading import Thread
 import torch
 
 from malmoi.checkpoint import Checkpoint
+from malmoi.messages import StatusLog
 from malmoi.model import Network
 from malmoi.text.documents import read_documents
 from malmoi.text.sentences import sentence_splitter
 from malmoi.training.data.encode import build_stores
 from malmoi.training.feed import make_feeds
+from malmoi.training.loop import COMPILING
 from malmoi.training.losses import objective
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.sizing import SizedRecipe
 from malmoi.training.trainer import Trainer
 
+logger = StatusLog(__name__)
+
 STEPS = 3  # batches of varied shapes are compiled for one shape first, then for all
 
 
 @contextmanager
-def compiling_ahead(sized: SizedRecipe | None, group: ProcessGroup) -> Iterator[None]:
-    """Compiles beside what is done within the context, on a GPU that is not shared."""
+def compiling_ahead(sized: SizedRecipe | None, group: ProcessGroup) -> Iterator[bool]:
+    """Compiles, on a GPU of its own, beside what is done within the context; yields whether."""
     if sized is None or group.device.type != "cuda" or group.world > 1:
-        yield
+        yield False
         return
+    logger.info(COMPILING, seconds=20)
     thread = Thread(target=_rehearse, args=(sized, group, torch.get_num_threads()), daemon=True)
     before = sys.getswitchinterval()
     # a thread that loads files waits this long after each for one that computes
     sys.setswitchinterval(before / 20)
     try:
         thread.start()
-        yield
+        yield True
         thread.join()
     finally:
         sys.setswitchinterval(before)

@@ -78,6 +78,7 @@ class Trainer(Loop):
         self._weights = count_parameters(network)
         self.state.samples_seen = [0] * len(run.feeds)
         self.micro = self._first_micro()
+        self._compiled = run.rehearsed
 
     def _first_micro(self) -> int:
         share = max(1, self.config.batch // self.group.parts)
