@@ -139,14 +139,19 @@ ResidualBranch = Callable[[Tensor], Tensor]
 FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
 
+def widened(x: Tensor) -> Tensor:
+    """What a norm reads: its weights are fp32, and a fused kernel writes nothing in between."""
+    return x.float() if compiles_for_gpu(x) else x
+
+
 def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """GPT-2: x + f(LN(x))."""
-    return x + branch(norm(x))
+    return x + branch(norm(widened(x)))
 
 
 def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
-    return cast(Tensor, norm(x + branch(x)).to(x.dtype))
+    return cast(Tensor, norm(widened(x + branch(x))).to(x.dtype))
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
@@ -406,7 +411,7 @@ class Transformer(nn.Module):
             x = self._block(i, x, inputs, *((states[0],) if seen is None else seen[i]))
             if activations or self.skips is not None:
                 states.append(x)
-        x = self.norm(x)
+        x = self.norm(x.float() if self.stream and self.training else x)
         if activations:
             activations.hidden += [*states[:-1], x]
             activations.blocks += states
