@@ -141,7 +141,7 @@ FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
 def widened(x: Tensor) -> Tensor:
     """What a norm reads: its weights are fp32, and a fused kernel writes nothing in between."""
-    return x.float() if compiles_for_gpu(x) else x
+    return x.float() if x.dtype.itemsize < 4 and compiles_for_gpu(x) else x
 
 
 def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
