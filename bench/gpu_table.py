@@ -151,6 +151,7 @@ def train(table: Table, name: str, length: int, changes: dict[str, Any]) -> Row:
     began = time.perf_counter()
     run = prepare_run(recipe, RunSources((str(table.text),), tokenizer), out, group)
     trainer = Trainer(run)
+    trainer.restore()  # as a run begins: from here on steps of one shape are CUDA graphs
     size, micro = trainer.config.batch, trainer.micro
     passes = [trainer.feeds[0]._step(i * size, size, micro, table.device) for i in range(2)]
 

@@ -16,7 +16,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
 from malmoi.evaluation.features import AnswerItem, Outcome, TrainingItem
 from malmoi.finetuning.config import FinetuneConfig
-from malmoi.kernels.cuda_graphs import record_graph
+from malmoi.kernels.cuda_graphs import StepReplay, sent_to
 from malmoi.messages import msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
@@ -24,13 +24,12 @@ from malmoi.system.progress import Progress
 from malmoi.tokenizer.padding import Ids, pad_to_width
 from malmoi.training.data.background import prefetched
 from malmoi.training.device import choose_execution
-from malmoi.training.feed import MicroBatch, Tensors
-from malmoi.training.loop import Loop, Losses, StepBatch
+from malmoi.training.feed import MicroBatch
+from malmoi.training.loop import Loop, StepBatch
 from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import IGNORE_LABEL
 from malmoi.training.parallel import ProcessGroup
 
-MAX_GRAPHS = 64  # captured shapes; batches of further shapes run eagerly
 MIN_CURVE_POINTS = 3
 MAX_CURVE_POINTS = 10  # evaluations of a run that selects nothing
 LIMITED_EVALUATIONS = 0.1  # share of a limit in seconds between two evaluations, and for all
@@ -289,60 +288,6 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
                 optimizer.param_groups.append(
                     {**group, "params": params, "lr": group["lr"] * decay**below}
                 )
-
-
-def sent_to(device: torch.device, batch: Tensors) -> Tensors:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-
-
-class StepReplay:
-    """CUDA graphs of steps, one per shape, since small networks are bound by Python.
-
-    Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
-    The step must stay on the GPU, and its optimizer be capturable. Returned losses are copies.
-    """
-
-    def __init__(self, step: Callable[[list[Tensors]], Losses], device: torch.device) -> None:
-        self.step = step
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
-        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensors], Losses] | None] = {}
-
-    def __call__(self, micros: list[Tensors]) -> Losses:
-        shape = tuple(
-            (name, tensor.shape) for micro in micros for name, tensor in sorted(micro.items())
-        )
-        first = shape not in self.recorded
-        if first or (self.recorded[shape] is None and len(self.recorded) > MAX_GRAPHS):
-            self.recorded.setdefault(shape, None)
-            return self._run(micros)
-        recorded = self.recorded[shape] or self._record(micros)
-        self.recorded[shape] = recorded
-        graph, inputs, losses = recorded
-        for here, micro in zip(inputs, micros, strict=True):
-            for name, tensor in micro.items():
-                here[name].copy_(tensor, non_blocking=True)
-        graph.replay()
-        # replaying the next graph may overwrite its memory
-        return {name: loss.clone() for name, loss in losses.items()}
-
-    def _run(self, micros: list[Tensors]) -> Losses:
-        """Runs eagerly on the capture stream, so that per-stream kernel state is initialized."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            losses = self.step(self._sent(micros))
-        torch.cuda.current_stream().wait_stream(self.stream)
-        return losses
-
-    def _record(self, micros: list[Tensors]) -> tuple[torch.cuda.CUDAGraph, list[Tensors], Losses]:
-        inputs = self._sent(micros)
-        pool = next((found[0].pool() for found in self.recorded.values() if found), None)
-        with record_graph(self.stream, pool) as graph:
-            losses = self.step(inputs)
-        return graph, inputs, losses
-
-    def _sent(self, micros: list[Tensors]) -> list[Tensors]:
-        return [sent_to(self.device, micro) for micro in micros]
 
 
 # ------------------------------------------------------------------ batches of similar length

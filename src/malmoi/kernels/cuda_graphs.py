@@ -1,4 +1,4 @@
-"""CUDA graphs for decoding: a step is hundreds of short kernels, slower to launch than to run.
+"""CUDA graphs: a step is hundreds of short kernels, slower to launch than to run.
 
 A CUDA graph launches all of them at once. It replays the same addresses and shapes, so a step must
 read and write fixed tensors, and there is one graph per number of rows and cache width.
@@ -16,6 +16,9 @@ from torch import Tensor
 WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
 CACHE_WIDTHS = (128, 256, 512, 1024)
 GraphStep = Callable[..., Tensor]  # of a shape: whole numbers
+MAX_GRAPHS = 64  # captured shapes of training; batches of further shapes run eagerly
+Tensors = dict[str, Any]  # inputs and labels of one pass
+Losses = dict[str, Tensor]  # of a step: the loss, and that of each term if there are several
 
 
 class GraphPool:
@@ -82,6 +85,61 @@ def record_graph(stream: torch.cuda.Stream, pool: Any = None) -> Iterator[torch.
     finally:
         if collected:
             gc.enable()
+
+
+def sent_to(device: torch.device, batch: Tensors) -> Tensors:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class StepReplay:
+    """CUDA graphs of steps, one per shape, since small networks are bound by Python.
+
+    Runs a shape's first batch eagerly, captures the second, and replays the graph from then on.
+    The step must stay on the GPU, and its optimizer be capturable. Returned losses are copies.
+    """
+
+    def __init__(self, step: Callable[[list[Tensors]], Losses], device: torch.device) -> None:
+        self.step = step
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensors], Losses] | None] = {}
+
+    def __call__(self, micros: list[Tensors]) -> Losses:
+        shape = tuple(
+            (name, tensor.shape) for micro in micros for name, tensor in sorted(micro.items())
+        )
+        first = shape not in self.recorded
+        if first or (self.recorded[shape] is None and len(self.recorded) > MAX_GRAPHS):
+            self.recorded.setdefault(shape, None)
+            return self._run(micros)
+        recorded = self.recorded[shape] or self._record(micros)
+        self.recorded[shape] = recorded
+        graph, inputs, losses = recorded
+        for here, micro in zip(inputs, micros, strict=True):
+            for name, tensor in micro.items():
+                here[name].copy_(tensor, non_blocking=True)
+        graph.replay()
+        # replaying the next graph may overwrite its memory
+        return {name: loss.clone() for name, loss in losses.items()}
+
+    def _run(self, micros: list[Tensors]) -> Losses:
+        """Runs eagerly on the capture stream, so that per-stream kernel state is initialized."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            losses = self.step(self._sent(micros))
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return losses
+
+    def _record(self, micros: list[Tensors]) -> tuple[torch.cuda.CUDAGraph, list[Tensors], Losses]:
+        inputs = self._sent(micros)
+        torch.cuda.empty_cache()  # a graph has memory of its own
+        pool = next((found[0].pool() for found in self.recorded.values() if found), None)
+        with record_graph(self.stream, pool) as graph:
+            losses = self.step(inputs)
+        return graph, inputs, losses
+
+    def _sent(self, micros: list[Tensors]) -> list[Tensors]:
+        return [sent_to(self.device, micro) for micro in micros]
 
 
 def bucket_rows(rows: int, limit: int) -> int:

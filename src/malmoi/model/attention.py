@@ -3,7 +3,7 @@
 B batch, T tokens (queries), K keys, D width, H heads, G key/value heads, E head width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +17,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model.attention_mask import Bounds, Mask, visible
 from malmoi.model.kv_cache import FusedDecodeCache, LayerCache
-from malmoi.model.positions import rotate
+from malmoi.model.positions import compiles_for_gpu, rotate
 
 # keys: up to this many, plain matmuls beat SDPA in bf16 training on a CPU (5x at 128, 1.2x at 512)
 SHORT_KEYS = 512
@@ -185,6 +185,22 @@ class LayerInputs:
     attention_out: list[Tensor] | None = None  # takes the probabilities [B, H, T, K], if requested
 
 
+def products(linear: nn.Module, x: Tensor, shares: Sequence[int]) -> Sequence[Tensor]:
+    """The parts of a product of x, of these shares.
+
+    Compiled for a GPU each is a product of its own: what joins the gradients of parts is slow.
+    """
+
+    def parts(whole: Tensor, dim: int) -> Sequence[Tensor]:
+        unit = whole.size(dim) // sum(shares)
+        return cast(Sequence[Tensor], whole.split([unit * share for share in shares], dim))
+
+    plain = type(linear) is nn.Linear and linear.bias is None and not linear._forward_pre_hooks
+    if plain and compiles_for_gpu(x):
+        return [F.linear(x, weight) for weight in parts(cast(Tensor, linear.weight), 0)]
+    return parts(linear(x), -1)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017 §3.2); heads may share keys and values."""
 
@@ -206,15 +222,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, inputs: LayerInputs, extra_values: Tensor | None = None) -> Tensor:
         """Self-attention of x [B, T, D]; `extra_values` [B, T, G·E] are added to the values."""
         B, T, _ = x.shape
-        parts = self.qkv(x).view(B, T, -1, self.size).transpose(1, 2)  # [B, H + 2G, T, E]
-        qk, v = parts.split((self.heads + self.key_heads, self.key_heads), dim=1)
+        shares = (self.heads, self.key_heads, self.key_heads)
+        parts = (part.view(B, T, -1, self.size) for part in products(self.qkv, x, shares))
+        q, k, v = (part.transpose(1, 2) for part in parts)  # [B, H or G, T, E]
         if extra_values is not None:
             v = v + extra_values.view(B, T, -1, self.size).transpose(1, 2)
         if self.qk_norm is not None:
-            qk = self.qk_norm(qk, (self.size,), eps=self.eps)
+            q, k = (self.qk_norm(one, (self.size,), eps=self.eps) for one in (q, k))
         if inputs.rotary is not None:
-            qk = rotate(qk, inputs.rotary)
-        q, k = qk.split((self.heads, self.key_heads), dim=1)
+            q, k = rotate(q, inputs.rotary), rotate(k, inputs.rotary)
         y = self.mix((q, k, v), inputs)
         return cast(Tensor, self.out(y.transpose(1, 2).reshape(B, T, -1)))
 

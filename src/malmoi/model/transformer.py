@@ -16,17 +16,43 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from malmoi.config import ModelConfig
 from malmoi.errors import UsageError, require_that
-from malmoi.model.attention import Attention, LayerInputs, any_shape
+from malmoi.model.attention import Attention, LayerInputs, any_shape, products
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
-from malmoi.model.positions import POSITIONS, rotary_table
+from malmoi.model.positions import POSITIONS, compiles_for_gpu, rotary_table
 
 
 def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
     if c.norm_kind == "rms":
         return nn.RMSNorm(width or c.width, c.eps)
     return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
+
+
+class Dropout(nn.Dropout):
+    """Dropout; compiled for a GPU, what stays follows from a hash of each value's place.
+
+    torch's generator computes longer than the norm beside it reads, and its choice has to be kept
+    in memory for the backward pass, where a hash is computed again.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training and self.p and compiles_for_gpu(x)):
+            return super().forward(x)
+        seed = torch.randint(1 << 30, (1,), device=x.device, dtype=torch.int32)
+        return torch.where(kept(x.shape, self.p, seed), x * (1 / (1 - self.p)), 0.0)
+
+
+def kept(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
+    """Which values dropout keeps, each with the chance 1 − p: a 32-bit hash of its number.
+
+    Two rounds of xorshift and multiply (Wellons 2018, "lowbias32"); int32 is shifted with its sign,
+    which the masks remove.
+    """
+    n = torch.arange(shape.numel(), device=seed.device, dtype=torch.int32).view(shape) ^ seed
+    n = (n ^ ((n >> 16) & 0xFFFF)) * 0x7FEB352D
+    n = (n ^ ((n >> 15) & 0x1FFFF)) * -0x7B935975
+    return (n ^ ((n >> 16) & 0xFFFF)) & 0x7FFFFFFF >= round(p * 2**31)
 
 
 class Duplicate(nn.Module):
@@ -100,7 +126,7 @@ class GatedMLP(MLP):
     products = 2
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x).chunk(2, dim=-1)
+        gate, up = products(self.up, x, (1, 1))
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 
@@ -113,14 +139,19 @@ ResidualBranch = Callable[[Tensor], Tensor]
 FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
 
+def widened(x: Tensor) -> Tensor:
+    """What a norm reads: its weights are fp32, and a fused kernel writes nothing in between."""
+    return x.float() if x.dtype.itemsize < 4 and compiles_for_gpu(x) else x
+
+
 def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """GPT-2: x + f(LN(x))."""
-    return x + branch(norm(x))
+    return x + branch(norm(widened(x)))
 
 
 def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
-    return cast(Tensor, norm(x + branch(x)))
+    return cast(Tensor, norm(widened(x + branch(x))).to(x.dtype))
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
@@ -189,7 +220,7 @@ class Block(nn.Module):
         self.attend_norm = nn.Identity() if first and not c.first_norm else make_norm(c)
         self.mlp: nn.Module = GatedMLP(c) if c.gated else MLP(c)
         self.mlp_norm = make_norm(c)
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
 
     def forward(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:
         return self.transform(self.attention(x, inputs, embedded))
@@ -256,6 +287,8 @@ class Transformer(nn.Module):
         self.prefix_kv: nn.Parameter | None = None  # [depth, 2, G, n, E]: prefix tuning
         self.gradient_checkpointing = False  # trades a second forward pass for memory
         self.checkpointing_keeps = "inputs"
+        # of what is between the blocks in training: half the memory traffic in bf16 (docs/lab.md)
+        self.stream: torch.dtype | None = None
         # `run_blocks` as training compiled it; decoding has other shapes and never uses it
         self.compiled_blocks: Callable[..., Tensor] | None = None
         # all blocks of whole texts as one call, where the weights are quantised
@@ -352,6 +385,7 @@ class Transformer(nn.Module):
             fused = self.fused_blocks(self, x, layout, positions)
             if fused is not None:
                 return fused
+        x = x.to(self.stream) if self.stream and self.training else x
         masks = self._masks(layout, x.device, bounds, kept[0])
         rotary = self._rotary(positions)
         if self.compiled_blocks is not None and kept[0] is None and activations is None:
@@ -371,7 +405,8 @@ class Transformer(nn.Module):
         """Runs every block and the final norm; `seen` is what a decoder's layers read besides."""
         attention_out = activations.attention if activations else None
         states = list(activations.begun) if activations and activations.begun else [x]
-        x = states[-1]
+        # not the tensor that every block reads: the first one would be compiled apart
+        x = states[-1].clone() if self.stream and self.training else states[-1]
         for i in range(len(states) - 1, self.config.depth):
             if self.skips is not None:
                 x = self.skips(i, x, states)
@@ -381,7 +416,7 @@ class Transformer(nn.Module):
             x = self._block(i, x, inputs, *((states[0],) if seen is None else seen[i]))
             if activations or self.skips is not None:
                 states.append(x)
-        x = self.norm(x)
+        x = self.norm(x.float() if self.stream and self.training else x)
         if activations:
             activations.hidden += [*states[:-1], x]
             activations.blocks += states

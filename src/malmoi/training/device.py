@@ -1,9 +1,11 @@
 """Precision, compilation, measured speed and batch size for this machine."""
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -16,6 +18,7 @@ from malmoi.errors import first_line
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.system.machine import hush_emulation, named_dtype, this_machine
+from malmoi.system.native import cache_or_temporary
 from malmoi.system.threads import ThreadTuner, tuned_threads
 from malmoi.training.recipe import TrainConfig
 
@@ -192,8 +195,14 @@ def compile_for(
     """
     if not execution.compiled:
         return
+    # kept between runs, unlike the compiler's own folder in /tmp
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_or_temporary("compiled")))
     trunk = network.trunk
-    shapes = None if dynamic else False
+    cuda = execution.device.type == "cuda"
+    # at once for all lengths of packed rows, not for the first of them alone
+    shapes = (cuda or None) if dynamic else False
+    # uncompiled, norms that read bf16 and weigh in fp32 are slower
+    trunk.stream = execution.dtype if execution.half and cuda else None
     if whole:
         trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
         return
@@ -201,9 +210,15 @@ def compile_for(
         block.compile(dynamic=shapes)
 
 
+def uncompiled() -> AbstractContextManager[object]:
+    """Runs what is compiled as it was written; loads no compiler, which would take seconds."""
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+
+
 def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    network.trunk.compiled_blocks = None
+    network.trunk.compiled_blocks = network.trunk.stream = None
     for block in network.blocks:
         block._compiled_call_impl = None
 
@@ -227,7 +242,7 @@ def step_seconds(
         return size
 
     size = micro if compiled else 1  # a compiled pass has a fixed size
-    with nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+    with nullcontext() if compiled else uncompiled():
         run_pass(size)  # warm-up: allocations and compilation
         took = _seconds(timed_pass)
         while took < PROBE_SECONDS and 2 * size <= micro:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import is_out_of_memory
+from malmoi.kernels.cuda_graphs import Losses
 from malmoi.messages import measured
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
@@ -52,8 +53,8 @@ from malmoi.training.state import (
     weights_are_finite,
 )
 
+COMPILING = "Compiling once, which takes about {seconds} s …"
 MIN_METRIC_ROWS = 20  # of metrics.jsonl, however short the run
-Losses = dict[str, Tensor]  # of a step: the loss, and that of each term if there are several
 
 
 class StepBatch(NamedTuple):
@@ -335,7 +336,7 @@ class Loop(ABC):
         """Announces slow work before it starts: the first pass compiles."""
         if self.execution.compiled and not self._compiled:
             seconds = 40 if self.compiles_whole else 20
-            self.log.line("Compiling once, which takes about {seconds} s …", seconds=seconds)
+            self.log.line(COMPILING, seconds=seconds)
         self._compiled = self.execution.compiled
         self.log.line(work)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from malmoi.model import Network
 from malmoi.model.recurrent import SegmentMemory
-from malmoi.training.device import Execution
+from malmoi.training.device import Execution, uncompiled
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
 from malmoi.training.losses.base import real_tokens
@@ -125,7 +125,7 @@ def validate(
     wanted = config.valid_batches * config.batch // size
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
         for micro in valid.of_each_kind(i * size, size, execution.device):
-            with execution.computing(), torch.compiler.set_stance("force_eager"):
+            with execution.computing(), uncompiled():
                 for name, value in loss_module.measure(micro.tensors).items():
                     sums[name] = sums[name] + value if name in sums else value
     reshard(loss_module)

@@ -20,7 +20,7 @@ def make_optimizers(
     """AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
     Biases, norms and other vectors never decay (BERT appendix A.2, GPT-1 §4.1). A capturable AdamW
-    has its rate on the GPU, so that a captured step can be replayed with another.
+    has its rate on the GPU, so that a captured step can be replayed with another; so has Muon.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     blocks = ("trunk.blocks.", "trunk.encoder.blocks.") if c.optimizer == "muon" else ()
@@ -38,7 +38,8 @@ def make_optimizers(
     if not matrices:
         return [adam]
     decay = c.decay if c.muon_decay is None else c.muon_decay
-    return [adam, Muon(matrices, lr=c.muon_lr, decay=decay, cautious=c.cautious_decay)]
+    rate: Any = torch.tensor(c.muon_lr, device=rest[0].device) if capturable else c.muon_lr
+    return [adam, Muon(matrices, lr=rate, decay=decay, cautious=c.cautious_decay)]
 
 
 def set_rate(optimizers: Iterable[torch.optim.Optimizer], share: float) -> None:
@@ -91,13 +92,17 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        updates = list(orthogonal(torch.stack(list(nesterov))).to(params[0].dtype).unbind())
+        directions = orthogonal(torch.stack(list(nesterov)))
+        # torch has no fused kernels for lists of several layouts: tall matrices are transposed here
+        whole: Any = dict(dtype=params[0].dtype, memory_format=torch.contiguous_format)
+        updates = list(directions.to(**whole).unbind())
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         if group["weight_decay"]:
             share = group["lr"] * group["weight_decay"]
             _decay(weights, updates, share, cautious=group["cautious"])
-        torch._foreach_add_(weights, updates, alpha=-group["lr"] * scale)
+        torch._foreach_mul_(updates, group["lr"] * scale)  # the rate may be on the GPU
+        torch._foreach_sub_(weights, updates)
 
     def _momentum(self, p: nn.Parameter) -> Tensor:
         state = self.state[p]
@@ -107,7 +112,9 @@ class Muon(torch.optim.Optimizer):
         return momentum
 
 
-def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautious: bool) -> None:
+def _decay(
+    weights: list[Tensor], updates: list[Tensor], share: float | Tensor, *, cautious: bool
+) -> None:
     """Shrinks weights; cautiously, those that the update shrinks too (Chen et al. 2025 eq. 4)."""
     if not cautious:
         torch._foreach_mul_(weights, 1 - share)
@@ -115,7 +122,8 @@ def _decay(weights: list[Tensor], updates: list[Tensor], share: float, *, cautio
     agree = torch._foreach_mul(weights, updates)
     torch._foreach_sign_(agree)
     torch._foreach_clamp_min_(agree, 0.0)
-    torch._foreach_addcmul_(weights, weights, agree, value=-share)
+    torch._foreach_mul_(agree, share)
+    torch._foreach_addcmul_(weights, weights, agree, value=-1)
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:

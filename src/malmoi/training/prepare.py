@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ class TrainingRun:
     # nats per token of a model that knows only how frequent tokens are; 0: unknown
     frequency_loss: float = 0.0
     prompt: str = ""
+    rehearsed: bool = False  # its step was compiled while it was prepared
 
     @property
     def network(self) -> Network:
@@ -110,7 +111,11 @@ CHANGEABLE_SETTINGS = {
     *("about", "plugins", "data.fraction"),
 }
 SPECIAL: dict[str, Special] = {"both": "mask", "translation": "pad"}  # by objective
-TOKENIZER_CHARACTERS = 200_000_000  # characters a vocabulary is trained on
+# a vocabulary is learnt from this much of the text, …
+TOKENIZER_CHARACTERS = 200_000_000
+# … and of that from so many characters per token, drawn evenly: a quarter of 94 MB of novels and
+# reviews makes 0.1 % more tokens than all of it, in a third of the time
+CHARACTERS_PER_TOKEN = 3000
 
 
 @dataclass
@@ -243,10 +248,16 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
 def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
     c = recipe.tokenizer
     logger.info("Training a {kind} tokenizer of up to {vocab:,} tokens …", **vars(c))
-    whole = ((document.text, False) for document in require_documents(readers))
-    texts = (text for text, _ in draw(whole, recipe.data.fraction))
+
+    def read() -> Iterator[tuple[str, bool]]:
+        whole = ((document.text, False) for document in require_documents(readers))
+        texts = (text for text, _ in draw(whole, recipe.data.fraction))
+        return ((text, False) for text in first_texts(texts, TOKENIZER_CHARACTERS))
+
+    share = CHARACTERS_PER_TOKEN * c.vocab / max(1, sum(len(text) for text, _ in read()))
+    texts = (text for text, _ in draw(read(), share))
     special = SPECIAL.get(recipe.samples, "none")
-    return train_tokenizer(first_texts(texts, TOKENIZER_CHARACTERS), **vars(c), special=special)
+    return train_tokenizer(texts, **vars(c), special=special)
 
 
 # ------------------------------------------------------------------ network

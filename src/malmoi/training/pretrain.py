@@ -25,6 +25,7 @@ from malmoi.training.parallel import ProcessGroup, process_group
 from malmoi.training.prepare import DISTIL, RunSources, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
+from malmoi.training.rehearsal import compiling_ahead
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
@@ -68,14 +69,17 @@ def run_pretraining(  # noqa: PLR0913  # the options of a run
             if group.first:
                 discard_run(out)
             group.barrier()
+        sized = None
         if named in SIZED:
-            chosen = _sized(chosen, overrides, origin, out, group)
+            chosen, sized = _sized(chosen, overrides, origin, out, group)
         elif (named in RECIPES or distillation) and not names_budget(overrides):
             announce_time(chosen, origin, group, begun=(out / "recipe.json").is_file())
         with folder_lock(out) if group.first else nullcontext():
             if distillation is None and (out / DISTIL).is_file():
                 raise pretraining_folder(out).refusal(["of a student with its teacher"])
-            run = prepare_run(chosen, origin, out, group)
+            with compiling_ahead(sized, group) as rehearsed:
+                run = prepare_run(chosen, origin, out, group)
+                run.rehearsed = rehearsed
             _train(Trainer(run, distillation))
             from malmoi.inference import Model  # only at the end
 
@@ -119,11 +123,12 @@ def _sized(
     origin: RunSources,
     out: Path,
     group: ProcessGroup,
-) -> Recipe:
-    """The folder's recipe, or one that the first process chooses for all."""
+) -> tuple[Recipe, SizedRecipe | None]:
+    """The folder's recipe, or one that the first process chooses for all, and what it measured."""
     begun = out / "recipe.json"
     if begun.is_file() and (before := read_recipe(begun)).name == requested.name:
-        return _with_enough_text(resolve_recipe(before, overrides), before)
+        return _with_enough_text(resolve_recipe(before, overrides), before), None
+    sized = None
     chosen = ""
     if group.first:
         logger.info("Reading the text and measuring this machine …")
@@ -131,7 +136,7 @@ def _sized(
         for sentence in sized.reasons:
             logger.info(sentence)
         chosen = sized.recipe.to_json()
-    return Recipe.from_json(group.broadcast(chosen)).check()
+    return Recipe.from_json(group.broadcast(chosen)).check(), sized
 
 
 def _with_enough_text(recipe: Recipe, before: Recipe) -> Recipe:

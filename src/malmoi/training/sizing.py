@@ -25,7 +25,7 @@ from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import RunSources
+from malmoi.training.prepare import SPECIAL, RunSources
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
 
@@ -377,6 +377,8 @@ class SizedRecipe:
 
     recipe: Recipe
     reasons: tuple[str, ...]
+    sample: tuple[str, ...]  # of the text, …
+    words: Tokenizer  # … and a vocabulary of about its size
 
 
 def size_recipe(
@@ -420,7 +422,8 @@ def size_recipe(
         del changes["train.fit_batch"]
     changes = {name: value for name, value in changes.items() if name not in given}
     chosen = requested.override(changes).check()
-    return SizedRecipe(chosen, tuple(_reasons(chosen, size, text, tokens, speed, given)))
+    reasons = tuple(_reasons(chosen, size, text, tokens, speed, given))
+    return SizedRecipe(chosen, reasons, text.sample, words)
 
 
 def _vocabulary(
@@ -432,7 +435,9 @@ def _vocabulary(
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
-    return train_tokenizer(text.sample, **vars(requested.tokenizer) | {"vocab": vocab}), vocab
+    special = SPECIAL.get(requested.samples, "none")
+    settings = vars(requested.tokenizer) | {"vocab": vocab, "special": special}
+    return train_tokenizer(text.sample, **settings), vocab
 
 
 def _fixed_sizes(requested: Recipe, given: frozenset[str]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import ensure, is_out_of_memory
+from malmoi.kernels.cuda_graphs import StepReplay
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
@@ -26,6 +27,7 @@ from malmoi.training.device import (
     known_flops,
     release_compiled,
     step_seconds,
+    uncompiled,
 )
 from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
@@ -39,8 +41,8 @@ from malmoi.training.state import StateParts
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
-# one graph compiles 20 s longer and saves a fifth of the time
-MIN_SECONDS_FOR_ONE_GRAPH = 120.0
+# one graph compiles 20 s longer and saves 4 % of the time (docs/lab.md)
+MIN_SECONDS_FOR_ONE_GRAPH = 600.0
 # deeper models are wide enough to keep a GPU busy block by block, and compile for minutes as one
 MAX_DEPTH_OF_ONE_GRAPH = 16
 
@@ -67,12 +69,16 @@ class Trainer(Loop):
         loss_module = LossModule(network, _objective(recipe, distillation))
         execution = choose_execution(run.group.device, recipe.train)
         execution = replace(execution, varied=recipe.data.pairs)
-        super().__init__(loss_module, recipe.train, execution, run.out, run.group)
+        self.replays = execution.compiled and self._one_shape() and distillation is None
+        super().__init__(
+            loss_module, recipe.train, execution, run.out, run.group, capturable=self.replays
+        )
         hard = loss_module.objective
         self._guessing = 0.0 if distillation else guessing_loss(hard, run.frequency_loss)
         self._weights = count_parameters(network)
         self.state.samples_seen = [0] * len(run.feeds)
         self.micro = self._first_micro()
+        self._compiled = run.rehearsed
 
     def _first_micro(self) -> int:
         share = max(1, self.config.batch // self.group.parts)
@@ -86,6 +92,13 @@ class Trainer(Loop):
         long = (self.budget.seconds or math.inf) >= MIN_SECONDS_FOR_ONE_GRAPH
         pays = long and self.recipe.model.depth <= MAX_DEPTH_OF_ONE_GRAPH
         return cuda and self.recipe.causal and pays and not self.run.sharded
+
+    def _one_shape(self) -> bool:
+        """Whether steps are alike, and may be CUDA graphs: no kernel waits for the processor."""
+        c, m = self.recipe.train, self.recipe.model
+        alone = self.run.group.device.type == "cuda" and self.run.group.world == 1
+        alike = self.recipe.objective in ("lm", "both") and not (m.memory or m.feature_count)
+        return alone and alike and c.batch_start in (0, c.batch) and not c.gradient_checkpointing
 
     @property
     def progress(self) -> float:
@@ -326,7 +339,7 @@ class Trainer(Loop):
         warning = self._verdict(metrics["valid_loss"])
         if warning:
             metrics = metrics | {"guessing_loss": self._guessing, "epochs": self._epochs}
-        with torch.compiler.set_stance("force_eager"):
+        with uncompiled():
             text = self.run.sample() if self.group.first and not self.run.sharded else ""
         words = self.log_metrics(metrics, **({"sample": text} if text else {}))
         said = msg("step {step:,}: {words}", step=self.state.step, words=words)
@@ -383,6 +396,8 @@ class Trainer(Loop):
 
     def restore(self) -> None:
         super().restore()
+        if self.replays:  # graphs of before would write to the moments of before
+            self.learn = StepReplay(self.learn_eagerly, self.group.device)
         s = self.state
         phases = len(self.feeds)
         folder = self.state_root / f"step-{s.step}"
