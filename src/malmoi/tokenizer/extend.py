@@ -231,16 +231,17 @@ SAMPLE_TEXTS = 1000
 def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
     """A sentence if many words of the first texts are unknown, or cut into single letters."""
     words = " ".join(islice(texts, SAMPLE_TEXTS)).split()
-    words = [word for word in words if len(word) >= LONG_WORD] or [""]
+    words = [word for word in words if len(word) >= LONG_WORD]
     rows = tokenizer.ids([f" {word}" for word in words])
-    unknown = sum(tokenizer.specials.unk in row for row in rows) / len(words)
-    cut = sum(len(row) >= len(word) for row, word in zip(rows, words, strict=True)) / len(words)
+    every = len(words) or 1
+    unknown = sum(tokenizer.specials.unk in row for row in rows) / every
+    cut = sum(len(row) >= len(word) for row, word in zip(rows, words, strict=True)) / every
     if unknown <= MAX_UNKNOWN_SHARE and (cut <= MAX_CUT_SHARE or tokenizer.kind == "char"):
         return None
+    missing = msg("{share:.0%} of the words are unknown to this model's vocabulary", share=unknown)
+    split = msg("{share:.0%} of the words are cut into single letters", share=cut)
     return msg(
-        "{unknown:.0%} of the words are unknown to this model's vocabulary and {cut:.0%} are cut "
-        "into single letters: it does not fit these texts. Add tokens with malmoi tokenizer "
+        "{what}: this model's vocabulary does not fit these texts. Add tokens with malmoi tokenizer "
         "extend, or use another model.",
-        unknown=unknown,
-        cut=cut,
+        what=missing if unknown > MAX_UNKNOWN_SHARE else split,
     )
