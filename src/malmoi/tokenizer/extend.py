@@ -241,7 +241,7 @@ def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
     missing = msg("{share:.0%} of the words are unknown to this model's vocabulary", share=unknown)
     split = msg("{share:.0%} of the words are cut into single letters", share=cut)
     return msg(
-        "{what}: this model's vocabulary does not fit these texts. Add tokens with malmoi tokenizer "
-        "extend, or use another model.",
+        "{what}: this model's vocabulary does not fit these texts. Add tokens with malmoi "
+        "tokenizer extend, or use another model.",
         what=missing if unknown > MAX_UNKNOWN_SHARE else split,
     )
