@@ -197,8 +197,6 @@ grade_texts = written_grader()
 grade_answers = written_grader(
     lambda text, task, example: "" if text == NO_ANSWER else text, _answer_texts
 )
-grade_tags = written_grader(lambda text, task, example: list(parse_tags(text, example.words)))
-grade_label_sets = written_grader(lambda text, task, example: parse_labels(text, task), tuple)
 
 CLASSIFICATION = HeadKind(
     name="classification",
@@ -224,7 +222,7 @@ MULTILABEL = HeadKind(
     check=_check_label_set,
     template=_and_label,
     prompt=prompts.multilabel_prompt,
-    grade=grade_label_sets,
+    grade=written_grader(lambda text, task, example: parse_labels(text, task), tuple),
     text_labels=True,
     output=predictors.LABEL_SET,
     features=features.multilabel_items,
@@ -280,7 +278,7 @@ TAGGING = HeadKind(
     read=tables.tag_row,
     check=_check_tags,
     prompt=prompts.tagging_prompt,
-    grade=grade_tags,
+    grade=written_grader(lambda text, task, example: list(parse_tags(text, example.words))),
     output=predictors.TAGS,
     features=features.tagging_items,
     objective=losses.tagging_loss,
