@@ -12,6 +12,7 @@ import torch
 from malmoi.errors import ensure
 from malmoi.evaluation.task import Example
 from malmoi.inference import predict
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.embed import pair_cosines, sentence_vectors
 from malmoi.inference.predict import Predictor, choice_pairs
 from malmoi.inference.score import ScoredRow, token_logprobs
@@ -77,17 +78,17 @@ def _encode(
     examples: Sequence[Example], view: FeatureView, *, turned: bool = False
 ) -> list[TokenRow]:
     """Encodes texts and pairs in separate batches; returns them in the examples' order."""
-    found: list[TokenRow | None] = [None] * len(examples)
-    for paired in (False, True):
-        places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
-        firsts = [examples[i].text for i in places]
-        seconds = [examples[i].pair or "" for i in places]
-        if turned:
-            firsts, seconds = seconds, firsts
-        rows = view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
-        for i, row in zip(places, rows, strict=True):
-            found[i] = row
-    return [row for row in found if row is not None]
+
+    def encoded(some: list[Example], *, paired: bool) -> list[TokenRow]:
+        columns = [[e.text for e in some], [e.pair or "" for e in some]]
+        firsts, seconds = reversed(columns) if turned else columns
+        return view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
+
+    groups = rows_by(e.pair is not None for e in examples)
+    return in_order(
+        (places, encoded([examples[i] for i in places], paired=paired))
+        for paired, places in groups.items()
+    )
 
 
 def _labelled(

@@ -9,6 +9,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from malmoi.inference import Model, load
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.prompt import encode_text, start_token
 from malmoi.inference.score import ScoredRow, token_logprobs
 
@@ -75,17 +76,12 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[str]:
         """Generates texts, greedily unless the task says otherwise; equal settings are batched."""
-        found: list[str] = [""] * len(requests)
-        groups: dict[str, list[int]] = {}
-        for i, request in enumerate(requests):
-            groups.setdefault(repr(request.args[1]), []).append(i)
-        for places in groups.values():
-            texts = self._written(
-                [requests[i].args[0] for i in places], dict(requests[places[0]].args[1])
-            )
-            for i, text in zip(places, texts, strict=True):
-                found[i] = text
-        return found
+        prompts = [request.args[0] for request in requests]
+        settings = [request.args[1] for request in requests]
+        return in_order(
+            (places, self._written([prompts[i] for i in places], dict(settings[places[0]])))
+            for places in rows_by(map(repr, settings)).values()
+        )
 
     def _written(self, prompts: list[str], given: dict[str, Any]) -> list[str]:
         settings = normalize_gen_kwargs(given, DEFAULT_NEW_TOKENS)

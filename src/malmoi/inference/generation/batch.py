@@ -447,8 +447,7 @@ class DecodeBatch:
 
     def clear(self) -> None:
         """Removes all requests."""
-        for sequence in list(self.sequences):
-            self.remove(sequence)
+        self.sequences = []
         self.in_flight = []
 
 
