@@ -142,8 +142,7 @@ class LanguageModel(LoadedModel):
         from malmoi.metrics.registry import perplexity
 
         self._require_head("lm", "measure perplexity")
-        found = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
-        return perplexity(found[0])
+        return perplexity(long_text_logprobs(self.network, self.tokenizer, text, stride, memory)[0])
 
     def bits_per_byte(
         self, text: str, *, stride: int | None = None, memory: int | None = None
