@@ -11,7 +11,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from malmoi.inference import Model, load
 from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.prompt import encode_text, start_token
-from malmoi.inference.score import ScoredRow, token_logprobs
+from malmoi.inference.score import ScoredRow, fit_context, token_logprobs
 
 DEFAULT_NEW_TOKENS = 256  # used if a task sets no limit
 
@@ -49,10 +49,8 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
     ) -> list[tuple[float, bool]]:
         """Scores continuations, dropping a long request's oldest tokens as the harness does."""
-        rows = []
-        for _, before, after in requests:
-            tokens = (before + after)[-(self.max_length + 1) :]
-            rows.append(ScoredRow(tokens, max(1, len(tokens) - len(after))))
+        pairs = (ScoredRow(before + after, len(before)) for _, before, after in requests)
+        rows = [fit_context(row, self.max_length, cut=True) for row in pairs]
         found = token_logprobs(self.model.network, rows)
         return [(sum(logprobs), greedy) for logprobs, greedy in found]
 
