@@ -1,13 +1,11 @@
 """Tracing through its doors: Python, the command, HTTP, the run's page."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 import malmoi
@@ -16,7 +14,6 @@ from live_server import Live
 from malmoi import UsageError
 from malmoi.cli import run_command
 from malmoi.tracing.index import TextIndex
-from malmoi.tracing.trace import EDGES, Counted, CountMixture
 from tiny_runs import KINDS, train, write_corpus
 
 TEXT = "the state of the union is zzz"
@@ -202,53 +199,3 @@ def test_a_model_that_copies_is_found_out(tmp_path: Path) -> None:
     assert found.known_held_out > 0.9  # held-out text is the same sentence
     assert found.written[8] < 0.5
     assert found.copies[0].tokens > 13
-
-
-# ------------------------------------------------------------------ counts beside the network
-
-
-def test_counts_are_those_of_an_unbounded_ngram(gpt: Path) -> None:
-    index = own_text(gpt)
-    store = index.parts[0].store
-    text = store.tokens.tolist()
-    tokens = index.tokenizer.encode("The state of people free zzz work for peace").tokens
-    counted = Counted.of(index, tokens)
-    for place in range(1, len(tokens)):
-        for first in range(place + 1):  # the longest context that occurs
-            context = tokens[first:place]
-            size = len(context)
-            after = [
-                text[at + size] for at in range(len(text) - size) if text[at : at + size] == context
-            ]
-            if after:
-                break
-        assert counted.lengths[place - 1] == size
-        share = after.count(tokens[place]) / len(after)
-        assert counted.probabilities[place - 1] == pytest.approx(share)
-
-
-def test_counts_are_mixed_in_only_on_request(gpt: Path) -> None:
-    model = malmoi.load(gpt, device="cpu")
-    text = "The state of people is free. We work for peace and law."
-    plain = model.bits_per_byte(text)
-    assert model.bits_per_byte(text, counts=False) == plain
-    mixed = model.bits_per_byte(text, counts=True)
-    mixture = CountMixture.fit(model.network, own_text(gpt))
-    assert mixture.weights.shape == (len(EDGES) + 1,)
-    assert ((mixture.weights >= 0) & (mixture.weights < 1)).all()
-    assert math.isfinite(mixed)
-    assert mixed < plain  # a network of 20 steps knows less than counts
-    assert model.perplexity(text, counts=True) < model.perplexity(text)
-    own = np.log(np.full(3, 0.5)).tolist()
-    none = CountMixture(mixture.index, np.zeros_like(mixture.weights))
-    tokens = model.tokenizer.encode(text).tokens[:4]
-    assert none.logprobs(tokens, own) == pytest.approx(own)
-
-
-def test_the_command_measures_with_counts(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = "The state of people is free."
-    assert run_command(["perplexity", "-m", str(gpt), text, "--counts", "--json"]) == 0
-    model = malmoi.load(gpt, device="cpu")
-    assert json.loads(capsys.readouterr().out)["perplexity"] == pytest.approx(
-        model.perplexity(text, counts=True)
-    )

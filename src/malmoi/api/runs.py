@@ -21,8 +21,7 @@ from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
 
 if TYPE_CHECKING:
-    from malmoi.evaluation.contamination import FindOverlaps
-    from malmoi.evaluation.tasks import Task
+    from malmoi.evaluation.task import FindOverlaps, Task
     from malmoi.finetuning.finetune import FinetuneResult
     from malmoi.inference.model import Model
     from malmoi.studies.run import StudyResult

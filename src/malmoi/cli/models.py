@@ -260,9 +260,6 @@ def perplexity_command(
         "Tokens of earlier segments that a Transformer-XL attends to; 0: none.",
         shown="as in training",
     ),
-    counts: bool = cli.option(
-        False, "Mix in what followed the same words in the run's training text.", "--counts"
-    ),
     loading: dict[str, Any] = cli.LOADING,
     json: cli.Json = False,
 ) -> None:
@@ -275,7 +272,7 @@ def perplexity_command(
     lm = cli.open_model(model, loading, GPT)
     for text in whole:
         measure = lm.bits_per_byte if bits else lm.perplexity
-        value = measure(text, stride=stride, memory=memory, counts=counts)
+        value = measure(text, stride=stride, memory=memory)
         cli.print_one(json, {"bits_per_byte" if bits else "perplexity": value}, f"{value:.4f}")
 
 

@@ -28,7 +28,7 @@ from malmoi.corpus.ngrams import (
     native_ngrams,
 )
 from malmoi.errors import explained, require_that
-from malmoi.evaluation.contamination import Overlaps
+from malmoi.evaluation.task import Overlaps
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import Document, read_documents
 from malmoi.text.lines import read_lines

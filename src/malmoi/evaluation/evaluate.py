@@ -9,12 +9,6 @@ import numpy as np
 
 from malmoi.checkpoint.folder import SentencePooling
 from malmoi.errors import MalmoiError, UsageError, ensure, require_known, require_that
-from malmoi.evaluation.contamination import (
-    FindOverlaps,
-    contamination_report,
-    item_texts,
-    refuse_contamination,
-)
 from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
@@ -25,14 +19,22 @@ from malmoi.evaluation.in_context.run import (
     limited_rows,
 )
 from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
-from malmoi.evaluation.task import Example, Task, metric_names
+from malmoi.evaluation.task import (
+    Example,
+    FindOverlaps,
+    Task,
+    contamination_report,
+    item_texts,
+    metric_names,
+    refuse_contamination,
+)
 from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, TAGS, task_heads
 from malmoi.inference.translation import BEAMS
 from malmoi.messages import StatusLog, joined, msg
-from malmoi.metrics import METRICS, score_predictions
+from malmoi.metrics import METRICS, score_predictions, texts
 from malmoi.metrics.labels import (
     apply_temperature,
     calibration_bins,
@@ -41,7 +43,6 @@ from malmoi.metrics.labels import (
     entity_scores,
     label_scores,
 )
-from malmoi.metrics.texts import bleu
 from malmoi.report.chart import Line, chart, standalone_svg
 from malmoi.report.task_page import MAX_MISTAKES, MAX_SUSPECTS, is_correct, likely_label_errors
 from malmoi.system.files import output_folder, write_json, write_text
@@ -191,10 +192,13 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
         kind=task.kind,
         task=task.name,
     )
-    same = not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels)
-    sentence = "{task} has the labels {ours}; this model was fine-tuned to predict {theirs}."
-    ours, theirs = ", ".join(task.labels), ", ".join(reading.labels) or msg("none")
-    require_that(same, sentence, task=task.name, ours=ours, theirs=theirs)
+    require_that(
+        not kind.text_labels or not task.labels or set(task.labels) == set(reading.labels),
+        "{task} has the labels {ours}; this model was fine-tuned to predict {theirs}.",
+        task=task.name,
+        ours=", ".join(task.labels),
+        theirs=", ".join(reading.labels) or msg("none"),
+    )
 
 
 # ------------------------------------------------------------------ in context
@@ -282,7 +286,7 @@ def evaluate_translation(
         raise MalmoiError(joined(" ", reader.describe()))
     ensure(rows, "{files} hold no sentence pairs.", files=" and ".join(reader.files))
     translations = model.translate([source for source, _ in rows[:limit]], beams=beams)
-    score = bleu([[target] for _, target in rows[:limit]], translations)
+    score = texts.bleu([[target] for _, target in rows[:limit]], translations)
     return {"bleu": score, "beams": beams, "signature": SIGNATURE, "examples": len(translations)}
 
 
@@ -375,5 +379,4 @@ def word_baseline(
 
 def _tokens(rows: Sequence[Example], tokenizer: Tokenizer) -> list[list[int]]:
     """The distinct tokens of each row's texts."""
-    texts = [" ".join(row.texts) for row in rows]
-    return [sorted(set(tokens)) for tokens in tokenizer.ids(texts)]
+    return [sorted(set(tokens)) for tokens in tokenizer.ids([" ".join(row.texts) for row in rows])]

@@ -195,10 +195,12 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
     others = [(name, count) for name, count in counts.most_common() if name not in known]
     for name, count in others[:1]:
         n = len(others) - 1
-        more = msg(" (and {n} other labels)", n=n) if n else ""
-        rows = plural(count, "evaluation row")
-        sentence = "{rows} with the label {name!r}{more}, which no training row has."
-        yield msg(sentence, rows=rows, name=name, more=more)
+        yield msg(
+            "{rows} with the label {name!r}{more}, which no training row has.",
+            rows=plural(count, "evaluation row"),
+            name=name,
+            more=msg(" (and {n} other labels)", n=n) if n else "",
+        )
 
 
 def _order(label: str) -> tuple[int, float, str]:

@@ -11,9 +11,17 @@ import torch
 
 from malmoi.errors import ensure
 from malmoi.evaluation.task import Example
-from malmoi.inference import predict
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.embed import pair_cosines, sentence_vectors
-from malmoi.inference.predict import Predictor, choice_pairs
+from malmoi.inference.predict import (
+    Predictor,
+    choice_pairs,
+    classify_texts,
+    held_labels,
+    label_texts,
+    score_choices,
+    score_classes,
+)
 from malmoi.inference.score import ScoredRow, token_logprobs
 from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer, write_answers
@@ -77,17 +85,17 @@ def _encode(
     examples: Sequence[Example], view: FeatureView, *, turned: bool = False
 ) -> list[TokenRow]:
     """Encodes texts and pairs in separate batches; returns them in the examples' order."""
-    found: list[TokenRow | None] = [None] * len(examples)
-    for paired in (False, True):
-        places = [i for i, e in enumerate(examples) if (e.pair is not None) == paired]
-        firsts = [examples[i].text for i in places]
-        seconds = [examples[i].pair or "" for i in places]
-        if turned:
-            firsts, seconds = seconds, firsts
-        rows = view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
-        for i, row in zip(places, rows, strict=True):
-            found[i] = row
-    return [row for row in found if row is not None]
+
+    def encoded(some: list[Example], *, paired: bool) -> list[TokenRow]:
+        columns = [[e.text for e in some], [e.pair or "" for e in some]]
+        firsts, seconds = reversed(columns) if turned else columns
+        return view.tokenizer.rows(firsts, seconds if paired else None, max_tokens=view.length)
+
+    groups = rows_by(e.pair is not None for e in examples)
+    return in_order(
+        (places, encoded([examples[i] for i in places], paired=paired))
+        for paired, places in groups.items()
+    )
 
 
 def _labelled(
@@ -270,8 +278,10 @@ class Outcome:
 
 
 def predict_labels(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = predict.classify_texts(reading, [e.input for e in examples])
-    return [ExamplePrediction(one.label, one.scores[one.label], one.scores) for one in found]
+    return [
+        ExamplePrediction(one.label, one.scores[one.label], one.scores)
+        for one in classify_texts(reading, [e.input for e in examples])
+    ]
 
 
 def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
@@ -282,12 +292,12 @@ def predict_label_sets(reading: Predictor, examples: Sequence[Example]) -> list[
             min(p if name in one.labels else 1 - p for name, p in one.scores.items()),
             one.scores,
         )
-        for one in predict.label_texts(reading, [e.input for e in examples])
+        for one in label_texts(reading, [e.input for e in examples])
     ]
 
 
 def predict_numbers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    values = predict.score_classes(reading, [e.input for e in examples])[:, 0]
+    values = score_classes(reading, [e.input for e in examples])[:, 0]
     return [ExamplePrediction(value, value) for value in values.tolist()]
 
 
@@ -326,7 +336,7 @@ def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Exampl
 
 
 def predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    scores = predict.score_choices(reading, [(e.text, e.pair or "", e.choices) for e in examples])
+    scores = score_choices(reading, [(e.text, e.pair or "", e.choices) for e in examples])
     chances = [(some / reading.temperature).softmax(-1) for some in scores]
     return [
         ExamplePrediction(
@@ -339,8 +349,10 @@ def predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[Exa
 
 
 def predict_answers(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
-    found = answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
-    return [ExamplePrediction(one.text, one.null) for one in found]
+    return [
+        ExamplePrediction(one.text, one.null)
+        for one in answer_questions(reading, [(e.text, e.pair or "") for e in examples], top=1)
+    ]
 
 
 def predict_writing(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
@@ -382,9 +394,7 @@ def choose_label_thresholds(
 
 
 def decide_labels(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:
-    pairs = zip(one.probabilities.items(), chosen["thresholds"], strict=True)
-    found = tuple(name for (name, chance), threshold in pairs if chance >= threshold)
-    return replace(one, prediction=found)
+    return replace(one, prediction=held_labels(one.probabilities, chosen["thresholds"]))
 
 
 def decide_answer(one: ExamplePrediction, chosen: Mapping[str, Any]) -> ExamplePrediction:

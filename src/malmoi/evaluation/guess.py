@@ -16,9 +16,7 @@ from malmoi.evaluation.kinds import (
     custom_task,
 )
 from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
-from malmoi.evaluation.tasks import TASKS, named_task
-from malmoi.evaluation.tasks.language_modelling import line_rows
-from malmoi.evaluation.tasks.spans import DOCUMENT_MARK
+from malmoi.evaluation.tasks import TASKS, language_modelling, named_task, spans
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.messages import StatusLog
@@ -71,8 +69,11 @@ def guess_task(
     if several or name not in (None, "", *GUESSED_KINDS):
         return task_on_columns(name or "multilabel", **columns), None
     if folder:
-        advice = "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}"
-        require_that(name, advice, data=data)
+        require_that(
+            name,
+            "{data} is a folder: name the task too, as in malmoi finetune sst2 {data}",
+            data=data,
+        )
         return task_on_columns(name or "", **columns), None
     found = guess_columns(
         data, kind=name, **{key: columns.get(key) for key in ("text", "pair", "label")}
@@ -86,7 +87,7 @@ def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
     """A task on the columns of sentence pairs; without a second column on plain text."""
     given = dict(text=found.text, pair=found.pair, label=found.label)
     task = task_on_columns(found.kind, **given, choices=found.negatives or None)
-    return replace(task, rows=line_rows) if _is_plain_text(data) else task
+    return replace(task, rows=language_modelling.line_rows) if _is_plain_text(data) else task
 
 
 def similarity_columns_of(
@@ -146,7 +147,7 @@ def _squad_format(begin: str) -> str | None:
 
 def _tag_format(begin: str) -> str | None:
     lines = (line for line in begin.split("\n", HEAD_LINES)[:HEAD_LINES] if line.strip())
-    words = [line.split() for line in lines if not line.startswith(DOCUMENT_MARK)]
+    words = [line.split() for line in lines if not line.startswith(spans.DOCUMENT_MARK)]
     tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
     return "conll2003" if len(words) > 1 and tagged else None
 

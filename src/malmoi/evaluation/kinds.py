@@ -9,12 +9,9 @@ from malmoi.errors import UsageError, require_known, require_that
 from malmoi.evaluation import features, prompts, task as tables
 from malmoi.evaluation.features import ExamplePrediction, FeatureView, TrainingItem
 from malmoi.evaluation.in_context import graders
-from malmoi.evaluation.in_context.graders import Grader, written_grader
-from malmoi.evaluation.prompts import NO_ANSWER, TaskPrompt, parse_labels, parse_tags
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
 from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
-from malmoi.inference.predictors import TaskHead
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, metrics_like
 from malmoi.system.plugins import load_installed_plugins
@@ -40,8 +37,8 @@ class Kind:
 
     name: str
     read: Callable[[columns, DataRow], Example]  # reads a row of a user's table
-    prompt: Callable[[Task, Example], TaskPrompt]
-    grade: Grader  # in-context evaluation
+    prompt: Callable[[Task, Example], prompts.TaskPrompt]
+    grade: graders.Grader  # in-context evaluation
     # columns that a table must have, and why
     needs: Mapping[str, str] = field(default_factory=dict)
     template: Callable[[columns], str] = lambda by: "{text}"  # a custom task's prompt
@@ -59,7 +56,7 @@ class Kind:
 class HeadKind(Kind):
     """A kind that is fine-tuned with its own head."""
 
-    output: TaskHead
+    output: predictors.TaskHead
     features: Callable[[Sequence[Example], FeatureView], Iterator[TrainingItem]]
     objective: Callable[[Sequence[float] | None], Objective]  # given class weights
     compare: Divergence  # from a teacher's scores
@@ -193,12 +190,10 @@ def _answer_texts(label: Any) -> list[str]:
     return [text for text, _ in label]
 
 
-grade_texts = written_grader()
-grade_answers = written_grader(
-    lambda text, task, example: "" if text == NO_ANSWER else text, _answer_texts
+grade_texts = graders.written_grader()
+grade_answers = graders.written_grader(
+    lambda text, task, example: "" if text == prompts.NO_ANSWER else text, _answer_texts
 )
-grade_tags = written_grader(lambda text, task, example: list(parse_tags(text, example.words)))
-grade_label_sets = written_grader(lambda text, task, example: parse_labels(text, task), tuple)
 
 CLASSIFICATION = HeadKind(
     name="classification",
@@ -224,7 +219,9 @@ MULTILABEL = HeadKind(
     check=_check_label_set,
     template=_and_label,
     prompt=prompts.multilabel_prompt,
-    grade=grade_label_sets,
+    grade=graders.written_grader(
+        lambda text, task, example: prompts.parse_labels(text, task), tuple
+    ),
     text_labels=True,
     output=predictors.LABEL_SET,
     features=features.multilabel_items,
@@ -280,7 +277,9 @@ TAGGING = HeadKind(
     read=tables.tag_row,
     check=_check_tags,
     prompt=prompts.tagging_prompt,
-    grade=grade_tags,
+    grade=graders.written_grader(
+        lambda text, task, example: list(prompts.parse_tags(text, example.words))
+    ),
     output=predictors.TAGS,
     features=features.tagging_items,
     objective=losses.tagging_loss,
@@ -353,7 +352,7 @@ WRITING = HeadKind(
 READING = Kind(
     name="text",
     read=tables.text_row,
-    prompt=lambda task, example: TaskPrompt(example.text, (), None),
+    prompt=lambda task, example: prompts.TaskPrompt(example.text, (), None),
     grade=graders.grade_likelihood,
     only_read=True,
 )
@@ -414,7 +413,7 @@ def by_metric(task: Task, metric: str) -> Task:
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 
 
-def task_prompt(task: Task, example: Example) -> TaskPrompt:
+def task_prompt(task: Task, example: Example) -> prompts.TaskPrompt:
     """The example as a prompt for a language model."""
     return kind_of(task).prompt(task, example)
 

@@ -57,11 +57,14 @@ def answer_cue(task: Task) -> str:
 
 
 def _query(task: Task, example: Example) -> str:
-    try:
-        return task.prompt.format(text=example.text, pair=example.pair or "")
-    except (KeyError, IndexError, ValueError) as error:
-        sentence = "The prompt of {task} may name {{text}} and {{pair}} only, not {error}."
-        raise UsageError(sentence, task=task.name, error=error) from None
+    with explained(
+        (KeyError, IndexError, ValueError),
+        "The prompt of {task} may name {{text}} and {{pair}} only, not {error}.",
+        raises=UsageError,
+        task=task.name,
+    ):
+        query = task.prompt.format(text=example.text, pair=example.pair or "")
+    return query
 
 
 def _written_prompt(task: Task, example: Example, *golds: str) -> TaskPrompt:

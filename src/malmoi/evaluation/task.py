@@ -119,10 +119,9 @@ class columns:
     read: Callable[["columns", DataRow], Example] | None = None  # how a kind of task reads a row
 
     def __post_init__(self) -> None:
-        several = () if isinstance(self.label, str) else self.label
-        for name in several:
-            known = several.count(name) == 1
-            require_that(known, "The column {name!r} is named twice as a label.", name=name)
+        for name in self.every_label:
+            once = self.every_label.count(name) == 1
+            require_that(once, "The column {name!r} is named twice as a label.", name=name)
 
     def __call__(self, row: DataRow) -> Example:
         read = self.read or (number_row if self.numeric else label_row)
@@ -148,9 +147,13 @@ def read_columns(task: Task) -> dict[str, str]:
     by = task.example
     if not isinstance(by, columns):
         return {}
-    named = {"text": by.text, "pair": by.pair, "label": ",".join(by.every_label)}
-    named |= {"choices": ",".join(by.choices)}
-    named |= {} if by.separator == columns.separator else {"separator": by.separator}
+    named = {
+        "text": by.text,
+        "pair": by.pair,
+        "label": ",".join(by.every_label),
+        "choices": ",".join(by.choices),
+        "separator": "" if by.separator == columns.separator else by.separator,
+    }
     return {role: name for role, name in named.items() if name}
 
 
@@ -293,3 +296,57 @@ def retrieval_row(by: columns, row: DataRow) -> Example:
     negatives = tuple(row.text(name) for name in by.choices if row.values.get(name))
     row.require(anchor.strip() and (positive is None or positive.strip()), "a text is empty")
     return Example(anchor, anchor if positive is None else positive, 0, choices=negatives)
+
+
+# ------------------------------------------------------------------ examples in the training text
+
+
+@dataclass(frozen=True)
+class Overlaps:
+    """The n-gram length in words, which items overlap, and which are too short to say."""
+
+    words: int
+    dirty: tuple[bool, ...]
+    short: tuple[bool, ...]
+
+
+FindOverlaps = Callable[[Sequence[Sequence[str]]], Overlaps]  # given the texts of each item
+
+
+def item_texts(example: Example) -> list[str]:
+    """The texts of an item that could be in the training text; names of labels are not."""
+    contents = [message["content"] for message in example.messages]
+    return [text for text in (*example.texts, *example.choices, *contents) if text]
+
+
+def contamination_report(
+    examples: Sequence[Example],
+    overlaps: Overlaps,
+    scores: Mapping[str, float],
+    score: Callable[[Sequence[int]], Mapping[str, float]],
+) -> dict[str, Any]:
+    """{"dirty": 21, "scores": …}: the scores of all items, and by `score` of the two parts."""
+    places = {
+        "clean": [i for i, overlap in enumerate(overlaps.dirty) if not overlap],
+        "dirty": [i for i, overlap in enumerate(overlaps.dirty) if overlap],
+    }
+    parts = {"all": scores} | {part: score(some) for part, some in places.items() if some}
+    table = {
+        name: {part: found[name] for part, found in parts.items() if name in found}
+        for name in scores
+    }
+    for row in table.values():
+        if "clean" in row:
+            row["clean_minus_all"] = row["clean"] - row["all"]
+    return {
+        "words": overlaps.words,
+        "items": len(examples),
+        "dirty": len(places["dirty"]),
+        "short": sum(overlaps.short),
+        "places": [examples[i].place for i in places["dirty"]],
+        "scores": table,
+    }
+
+
+def refuse_contamination(find: FindOverlaps | None, what: str) -> None:
+    require_that(find is None, "--contamination needs the rows of a task, not {what}.", what=what)

@@ -18,7 +18,6 @@ from malmoi.system.result import Result
 
 logger = logging.getLogger(__name__)
 ExportFormat = Literal["onnx", "gguf"]
-FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +56,7 @@ def export_model(
     """Exports a model to `out`, in the format of its suffix, after checking that it is possible."""
     suffix = out.suffix.removeprefix(".")
     chosen = cast(ExportFormat, format or suffix)
-    require_known(chosen, FORMATS, "There is no format {name!r} to export to.{hint}")
+    require_known(chosen, get_args(ExportFormat), "There is no format {name!r} to export to.{hint}")
     sentence = "--out {out} should be a file whose name ends in .{chosen}."
     require_that(suffix == chosen, sentence, out=out, chosen=chosen)
     require_that(not out.is_dir(), "{out} is a folder; --out names a file here.", out=out)

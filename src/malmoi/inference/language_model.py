@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from malmoi.errors import require_that
 from malmoi.inference.base import LoadedModel, listed_texts
-from malmoi.inference.prompt import encode_conversation, encode_prompt, encode_text
+from malmoi.inference.prompt import encode_conversation, encode_prompt
 
 if TYPE_CHECKING:
     from malmoi.inference.generation.generate import TextGenerator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from malmoi.inference.score import Score
     from malmoi.inference.zero_shot import LabelWords, Shown
     from malmoi.tokenizer.chat_template import Messages
-    from malmoi.tracing.trace import CountMixture
 
 
 class LanguageModel(LoadedModel):
@@ -132,53 +131,28 @@ class LanguageModel(LoadedModel):
         return score_pairs(self.network, self.tokenizer, pairs, self._prefixes, cut=cut)
 
     def perplexity(
-        self,
-        text: str,
-        *,
-        stride: int | None = None,
-        memory: int | None = None,
-        counts: bool = False,
+        self, text: str, *, stride: int | None = None, memory: int | None = None
     ) -> float:
         """exp of the mean loss per token; windows advance by `stride` (half the context).
 
         A recurrent model carries its state instead, and a Transformer-XL its memory, of `memory`
-        tokens if given. With `counts`, what followed the same words in the run's training text is
-        mixed into the prediction, by weights fitted to its held-out text.
+        tokens if given.
         """
+        from malmoi.inference.score import long_text_logprobs
         from malmoi.metrics.registry import perplexity
 
         self._require_head("lm", "measure perplexity")
-        return perplexity(self._text_logprobs(text, stride, memory, counts=counts)[0])
+        return perplexity(long_text_logprobs(self.network, self.tokenizer, text, stride, memory)[0])
 
     def bits_per_byte(
-        self,
-        text: str,
-        *,
-        stride: int | None = None,
-        memory: int | None = None,
-        counts: bool = False,
+        self, text: str, *, stride: int | None = None, memory: int | None = None
     ) -> float:
         """Like perplexity, but comparable between models with different tokenizers."""
-        self._require_head("lm", "measure bits per byte")
-        logprobs, size = self._text_logprobs(text, stride, memory, counts=counts)
-        return -sum(logprobs) / math.log(2) / size
-
-    def _text_logprobs(
-        self, text: str, stride: int | None, memory: int | None, *, counts: bool
-    ) -> tuple[list[float], int]:
         from malmoi.inference.score import long_text_logprobs
 
-        found, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
-        if counts:
-            found = self._counts.logprobs(encode_text(self.tokenizer, text).tokens, found)
-        return found, size
-
-    @cached_property
-    def _counts(self) -> "CountMixture":
-        """The counts of the training text, with weights fitted to the run's held-out text."""
-        from malmoi.tracing.trace import CountMixture
-
-        return CountMixture.fit(self.network, self._own_text)
+        self._require_head("lm", "measure bits per byte")
+        logprobs, size = long_text_logprobs(self.network, self.tokenizer, text, stride, memory)
+        return -sum(logprobs) / math.log(2) / size
 
     # ------------------------------------------------------------------ without training
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from malmoi.errors import UsageError, require_that
 from malmoi.inference.base import listed_texts, open_for_use
@@ -102,13 +101,15 @@ class Model(LanguageModel, Interpretation):
             heads=c.heads,
             context=c.context,
         )
-        facts = [("parameters", f"{count_parameters(self.network):,}"), ("shape", shape)]
-        facts += [("vocabulary", f"{c.vocab:,}"), ("can", ", ".join(self.abilities))]
-        if self.labels:
-            facts.append(("labels", ", ".join(self.labels)))
-        if self.checkpoint.source is not None:
-            facts.append(("folder", str(self.checkpoint.source)))
-        return fact_table("Model", facts)
+        facts = {
+            "parameters": f"{count_parameters(self.network):,}",
+            "shape": shape,
+            "vocabulary": f"{c.vocab:,}",
+            "can": ", ".join(self.abilities),
+            "labels": ", ".join(self.labels),
+            "folder": str(self.checkpoint.source or ""),
+        }
+        return fact_table("Model", [(name, fact) for name, fact in facts.items() if fact])
 
     def save(self, folder: str | Path) -> None:
         """Writes a Hugging Face folder that `transformers` opens, to a path or a URL."""
@@ -182,7 +183,7 @@ class Model(LanguageModel, Interpretation):
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
     @torch.inference_mode()
-    def describe(self, features: NDArray[Any], *, max_new_tokens: int = 40) -> list[str]:
+    def describe(self, features: np.ndarray[Any, Any], *, max_new_tokens: int = 40) -> list[str]:
         """Generates a text for each row of features [N, P, F] ([N, F]: one vector each), greedily.
 
         For a model that was trained on features with texts (the recipe caption-small).
@@ -226,8 +227,11 @@ class Model(LanguageModel, Interpretation):
         if not isinstance(text, str):
             return [self.fill(one, top) for one in text]
         found = self.fill_masks(text, top)
-        sentence = "The text has {found} masks, but fill takes one: use fill_masks."
-        require_that(len(found) <= 1, sentence, found=len(found))
+        require_that(
+            len(found) <= 1,
+            "The text has {found} masks, but fill takes one: use fill_masks.",
+            found=len(found),
+        )
         return found[0]
 
     def fill_masks(self, text: str, top: int = 5) -> "list[list[Fill]]":

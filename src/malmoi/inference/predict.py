@@ -12,7 +12,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import UsageError, explained, require_that
+from malmoi.errors import explained, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.prompt import truncate_text
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
@@ -209,12 +209,12 @@ def _row_text(row: Mapping[str, Any], columns: Mapping[str, str]) -> Any:
         return row[names[0]]
     choices = row_choices(row, columns)
     for name in names:
-        if not isinstance(row.get(name), str):
-            raise UsageError(
-                "A row has no text in column {name!r}, which this model reads; it has: {had}.",
-                name=name,
-                had=", ".join(map(str, row)),
-            )
+        require_that(
+            isinstance(row.get(name), str),
+            "A row has no text in column {name!r}, which this model reads; it has: {had}.",
+            name=name,
+            had=", ".join(map(str, row)),
+        )
     texts = tuple(row[name] for name in names)
     return texts[0] if len(texts) == 1 and not choices else (*texts, *choices)
 
@@ -233,8 +233,7 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
     temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
-    scores = score_classes(reading, texts)
-    return [prediction(row / temperature, reading.labels) for row in scores]
+    return [prediction(row / temperature, reading.labels) for row in score_classes(reading, texts)]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -243,10 +242,14 @@ def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLa
     for chances in score_classes(reading, texts).sigmoid().tolist():
         named = {name_of(reading.labels, i): chance for i, chance in enumerate(chances)}
         thresholds = reading.thresholds or [DEFAULT_THRESHOLD] * len(chances)
-        pairs = zip(named.items(), thresholds, strict=True)
-        held = tuple(name for (name, chance), least in pairs if chance >= least)
-        found.append(MultiLabelPrediction(held, named))
+        found.append(MultiLabelPrediction(held_labels(named, thresholds), named))
     return found
+
+
+def held_labels(chances: Mapping[str, float], thresholds: Sequence[float]) -> tuple[str, ...]:
+    """The labels whose probability reaches their threshold."""
+    pairs = zip(chances.items(), thresholds, strict=True)
+    return tuple(name for (name, chance), least in pairs if chance >= least)
 
 
 def score_classes(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:

@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from malmoi.errors import UsageError, require_that
 from malmoi.inference.batches import in_order, model_inputs, rows_by
@@ -90,11 +89,10 @@ def pseudo_scores(
         (some, _answers(network, [texts[i] for i in some], mask, together=together))
         for some in rows_by(len(text.tokens) for text in texts).values()
     )
-    scores = []
-    for text, (logprobs, best) in zip(texts, answers, strict=True):
-        names = tuple(tokenizer.token(text.tokens[place]) for place in text.places)
-        scores.append(Score(sum(logprobs), names, tuple(logprobs), all(best)))
-    return scores
+    return [
+        Score.of(tokenizer, (text.tokens[i] for i in text.places), logprobs, greedy=all(best))
+        for text, (logprobs, best) in zip(texts, answers, strict=True)
+    ]
 
 
 def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text]:
@@ -210,7 +208,7 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
         )
     slots = torch.tensor(masks, device=network.device)
     inputs = model_inputs(network, [encoding])
-    scores: Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]
+    scores: torch.Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]
     best = scores.float().softmax(-1).topk(min(top, tokenizer.vocab_size))
     return [
         [

@@ -7,7 +7,7 @@ tokens to read, not 2,020, and the next question's examples are already cached.
 B rows, T tokens, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -45,6 +45,13 @@ class Score(Result):
     token_logprobs: tuple[float, ...]
     greedy: bool  # whether greedy decoding would have generated exactly this
 
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, tokens: Iterable[int], logprobs: Sequence[float], *, greedy: bool
+    ) -> "Score":
+        names = tuple(map(tokenizer.token, tokens))
+        return cls(sum(logprobs), names, tuple(logprobs), greedy)
+
 
 @dataclass(frozen=True)
 class ScoredRow:
@@ -78,11 +85,11 @@ def score_pairs(
     """Scores every (context, continuation); `prefixes` caches contexts between calls."""
     longest = network.config.max_length
     rows = [fit_context(row, longest, cut=cut) for row in encode_pairs(tokenizer, pairs)]
-    scores = []
-    for row, (logprobs, greedy) in zip(rows, token_logprobs(network, rows, prefixes), strict=True):
-        names = tuple(map(tokenizer.token, row.tokens[row.first :]))
-        scores.append(Score(sum(logprobs), names, tuple(logprobs), greedy))
-    return scores
+    found = token_logprobs(network, rows, prefixes)
+    return [
+        Score.of(tokenizer, row.tokens[row.first :], logprobs, greedy=greedy)
+        for row, (logprobs, greedy) in zip(rows, found, strict=True)
+    ]
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[ScoredRow]:
@@ -140,14 +147,14 @@ def token_logprobs(
     """Each row's log-probabilities of scored tokens, and whether all were the most likely."""
     results: dict[int, RowLogprobs] = {}
     alone: list[int] = []
+    c = network.config
+    shareable = network.trunk.is_causal and not c.recurrent and not c.memory
     for group in _groups(rows, forward_limits(network.device)):
-        c = network.config
-        shareable = network.trunk.is_causal and not c.recurrent and not c.memory
-        reading = _PrefixBatch(network, rows, group, prefixes) if shareable else None
-        if reading is None or not reading.saves_time:
+        reading = _PrefixBatch(network, rows, group, prefixes)
+        if shareable and reading.saves_time:
+            results.update(reading.run())
+        else:
             alone += [i for prefix in group for i in prefix.rows]
-            continue
-        results.update(reading.run())
     results.update(zip(alone, score_separately(network, [rows[i] for i in alone]), strict=True))
     return [results[i] for i in range(len(rows))]
 

@@ -1,6 +1,5 @@
 """Spans of a text: labels of words and what they make up, and answers from a context."""
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -216,7 +215,7 @@ def _answer(
     for _, spans in read:
         for place, score in spans.items():
             found[place] = max(score, found.get(place, score))
-    ranked = heapq.nlargest(max(top, 1), found.items(), key=lambda item: item[1])
+    ranked = sorted(found.items(), key=lambda item: item[1], reverse=True)[: max(top, 1)]
     # without the leading space of a byte-level token
     trimmed = [(b - len(context[a:b].lstrip()), b, score) for (a, b), score in ranked]
     candidates = tuple(Candidate(context[a:b], a, b, score) for a, b, score in trimmed)

@@ -90,10 +90,8 @@ def _nearest(
     """Compares the cosines of each text and the labels' descriptions."""
     names = [name for text in texts for name in descriptions(text, words, prompt)]
     vectors = sentence_vectors(model.predictor, [*texts, *names]).double()
-    found = []
-    for vector, some in zip(vectors, vectors[len(texts) :].split(len(words)), strict=False):
-        found.append(prediction(COSINE_SCALE * some @ vector, [*words]))
-    return found
+    pairs = zip(vectors, vectors[len(texts) :].split(len(words)), strict=False)
+    return [prediction(COSINE_SCALE * some @ vector, [*words]) for vector, some in pairs]
 
 
 def _prompted(

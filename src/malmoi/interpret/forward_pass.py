@@ -203,8 +203,7 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
         found = []
         for part in torch.arange(states.size(1), device=states.device).split(HEAD_TOKENS):
             pause()
-            logits = model.network.read(head, states, slots=part)
-            rows = likeliest(logits.float(), size, top)
+            rows = likeliest(model.network.read(head, states, slots=part).float(), size, top)
             found += [[LayerGuess(name(token), p) for token, p in row] for row in rows]
         return found
 

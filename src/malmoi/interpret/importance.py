@@ -10,8 +10,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.embed import Float32Array
@@ -106,8 +105,10 @@ def importance(subject: Subject, rows: Sequence[Row], method: Method, metric: Me
     """The change of the mean loss or accuracy over all predictions of the rows."""
     known = {"ablation": _ablated, "gradient": _estimated}
     require_known(method, known, "There is no method {name!r}.{hint}")
-    if metric not in ("loss", "accuracy") or (method == "gradient" and metric != "loss"):
-        raise UsageError("The metric is loss or accuracy, and only loss with method='gradient'.")
+    require_that(
+        metric == "loss" or (metric == "accuracy" and method != "gradient"),
+        "The metric is loss or accuracy, and only loss with method='gradient'.",
+    )
     subject.require_answer()
     c = subject.network.config
     totals = torch.zeros(c.depth, c.heads + 2, dtype=torch.float64)
@@ -142,13 +143,13 @@ def _batches(subject: Subject, rows: Sequence[Row]) -> Iterator[Batch]:
 def _judged(subject: Subject, row: Row, number: int) -> tuple[Encoding, dict[int, int]]:
     """An encoded row with its target tokens and positions; a BERT's row is masked."""
     labelled = subject.labels_texts
-    if labelled == isinstance(row, str):
-        raise UsageError(
-            "Row {number}: this model needs {wanted}, not {row!r:.60}.",
-            number=number + 1,
-            wanted=msg("a text with its label" if labelled else "a text"),
-            row=row,
-        )
+    require_that(
+        labelled != isinstance(row, str),
+        "Row {number}: this model needs {wanted}, not {row!r:.60}.",
+        number=number + 1,
+        wanted=msg("a text with its label" if labelled else "a text"),
+        row=row,
+    )
     encoding = subject.encode(row if isinstance(row, str) else row[0])
     if labelled:
         require_that(
@@ -244,7 +245,7 @@ def _scores(subject: Subject, hidden: Tensor, batch: Batch) -> Iterator[tuple[Te
 def _judge(scores: Tensor, targets: Tensor, metric: Metric) -> Tensor:
     if metric == "accuracy":
         return (scores.argmax(-1) == targets).sum().double()
-    return F.cross_entropy(scores.float(), targets, reduction="sum").double()
+    return nn.functional.cross_entropy(scores.float(), targets, reduction="sum").double()
 
 
 def _estimated(subject: Subject, batch: Batch, metric: Metric) -> tuple[float, Tensor]:

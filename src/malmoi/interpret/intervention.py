@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast, get_args
 
-import torch
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.model.network import Network
 from malmoi.model.patterns import parse_pattern
 from malmoi.model.transformer import Activations, Transformer
@@ -82,12 +81,15 @@ class Intervention:
             self.site != "mask" or self.positions is None,
             "An intervention on site 'mask' applies to every position.",
         )
-        if (self.value == "copy") != (self.source is not None) and self.value != "mean":
-            raise UsageError("value='copy' needs source=, a text, and value='zero' takes none.")
-        if self.source_positions is not None and (
-            self.value != "copy" or len(self.source_positions) != len(self.positions or ())
-        ):
-            raise UsageError("source_positions needs value='copy' and as many positions.")
+        require_that(
+            self.value == "mean" or (self.value == "copy") == (self.source is not None),
+            "value='copy' needs source=, a text, and value='zero' takes none.",
+        )
+        given = self.source_positions
+        require_that(
+            given is None or (self.value == "copy" and len(given) == len(self.positions or ())),
+            "source_positions needs value='copy' and as many positions.",
+        )
 
     def __repr__(self) -> str:
         given = ((name, value) for name, value in vars(self).items() if value not in (None, ""))
@@ -132,17 +134,17 @@ class Intervention:
     def _new(self, x: Tensor, source: Tensor | None) -> Tensor:
         """What is put there: [1 or B, 1 or positions, C]."""
         if self.value == "zero":
-            return torch.zeros_like(x[:1, :1])
+            return x.new_zeros(1, 1, x.size(-1))
         if self.value == "mean":
             return (x if source is None else source).mean(1, keepdim=True)
         assert source is not None
-        if self.positions is None and source.size(1) != x.size(1):
-            raise UsageError(
-                "The text has {size} tokens and the source {size2}: give positions= (and "
-                "source_positions=), or texts of the same length.",
-                size=x.size(1),
-                size2=source.size(1),
-            )
+        require_that(
+            self.positions is not None or source.size(1) == x.size(1),
+            "The text has {size} tokens and the source {size2}: give positions= (and "
+            "source_positions=), or texts of the same length.",
+            size=x.size(1),
+            size2=source.size(1),
+        )
         return source[:, _rows(self.source_positions or self.positions, source.size(1))]
 
 

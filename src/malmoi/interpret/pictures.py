@@ -167,7 +167,7 @@ def pattern_picture(model: LoadedModel, text: str) -> Picture:
 
 def token_label(tokenizer: Tokenizer, token: int) -> str:
     """A visible form of a token: a leading space as ·, parts of a character as bytes."""
-    written = token_bytes(tokenizer)[token]
+    written = token_bytes(tokenizer)(token)
     if not written or tokenizer.kind == "wordpiece":
         return tokenizer.token(token)
     try:

@@ -7,11 +7,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_known, require_that
 from malmoi.inference.base import LoadedModel
@@ -85,13 +85,10 @@ def probe_model(
     """
     shuffled = list(rows)
     random.Random(seed).shuffle(shuffled)
-    held = list(test) if test is not None else None
-    if held is None:
-        cut = max(1, round(TEST_SHARE * len(shuffled)))
-        held = shuffled[:cut]
-        shuffled = shuffled[cut:]
+    cut = max(1, round(TEST_SHARE * len(shuffled))) if test is None else 0
+    held = shuffled[:cut] if test is None else list(test)
     most_tested = max(1, round(TEST_SHARE * max_examples))
-    known = read_examples(model, shuffled, max_examples - most_tested)
+    known = read_examples(model, shuffled[cut:], max_examples - most_tested)
     tested = read_examples(model, held, most_tested)
     labels = sorted(set(known.labels))
     require_that(
@@ -152,10 +149,11 @@ def _encoded(
             (row,) = model.tokenizer.rows([given], None, max_tokens=length)
             yield row, [((0, len(row.tokens)), labels, given)]
             continue
-        if isinstance(labels, str) or len(labels) != len(given):
-            raise UsageError(
-                "Row {number}: there must be a label for each of its words.", number=number
-            )
+        require_that(
+            not isinstance(labels, str) and len(labels) == len(given),
+            "Row {number}: there must be a label for each of its words.",
+            number=number,
+        )
         (pieces,) = word_pieces(model.tokenizer, [list(given)], length)
         for piece in pieces:
             yield piece.row, _word_examples(piece, given, labels, control)
@@ -225,7 +223,7 @@ def fit_linear(
     y: Tensor,
     classes: int,
     ridge: float,
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
 ) -> tuple[Tensor, Tensor]:
     """Minimises the mean loss + ridge · |W|², by default as logistic regression does.
 
@@ -283,23 +281,22 @@ def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow
         "CoNLL-U has no column {name!r} to probe; choose one of {columns}.{hint}",
         columns=", ".join(CONLLU_COLUMNS),
     )
-    words: list[str] = []
-    labels: list[str] = []
-    for number, line in enumerate((*lines, ""), 1):
-        if not line.strip():
-            if words:
-                yield words, labels
-            words = []
-            labels = []
-        elif not line.startswith("#"):
-            cells = line.rstrip("\n").split("\t")
-            ensure(
-                len(cells) == CONLLU_FIELDS,
-                "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
-                number=number,
-                cells=len(cells),
-                fields=CONLLU_FIELDS,
-            )
-            if cells[0].isdigit():  # not a range of words, nor an empty node
-                words.append(cells[1].replace(" ", ""))
-                labels.append(cells[CONLLU_COLUMNS[column]])
+    for ends, some in groupby(enumerate(lines, 1), key=lambda numbered: not numbered[1].strip()):
+        rows = [_conllu_cells(*one) for one in some if not ends and not one[1].startswith("#")]
+        # neither ranges of words nor empty nodes
+        words = [cells for cells in rows if cells[0].isdigit()]
+        if words:
+            labels = [cells[CONLLU_COLUMNS[column]] for cells in words]
+            yield [cells[1].replace(" ", "") for cells in words], labels
+
+
+def _conllu_cells(number: int, line: str) -> list[str]:
+    cells = line.rstrip("\n").split("\t")
+    ensure(
+        len(cells) == CONLLU_FIELDS,
+        "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
+        number=number,
+        cells=len(cells),
+        fields=CONLLU_FIELDS,
+    )
+    return cells

@@ -232,7 +232,7 @@ def _pieces(words: Tokenizer, text: str) -> Iterator[dict[str, Any]]:
         encoding.tokens, encoding.offsets, encoding.specials, strict=True
     ):
         covered = text[start:end]
-        held = b"" if special else token_bytes(words)[token]
+        held = b"" if special else token_bytes(words)(token)
         broken = words.kind == "byte-bpe" and held != covered.encode()
         name = words.token(token)
         unknown = token == words.specials.unk and not special

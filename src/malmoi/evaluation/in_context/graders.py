@@ -141,9 +141,7 @@ def part_likelihoods(
     def read_on(some: Sequence[SplitText]) -> list[Score]:
         return model.score([one.before for one in some], [one.middle for one in some], cut=True)
 
-    def fill_in(some: Sequence[SplitText]) -> list[Score]:
-        return pseudo_scores(model.network, model.tokenizer, some, together=together, cut=True)
-
+    fill_in = partial(pseudo_scores, model.network, model.tokenizer, together=together, cut=True)
     return exam.in_steps("answer", parts, read_on if language_head(model) == "lm" else fill_in)
 
 

@@ -9,8 +9,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from malmoi.inference import Model, load
+from malmoi.inference.batches import in_order, rows_by
 from malmoi.inference.prompt import encode_text, start_token
-from malmoi.inference.score import ScoredRow, token_logprobs
+from malmoi.inference.score import ScoredRow, fit_context, token_logprobs
 
 DEFAULT_NEW_TOKENS = 256  # used if a task sets no limit
 
@@ -48,10 +49,8 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **others: Any
     ) -> list[tuple[float, bool]]:
         """Scores continuations, dropping a long request's oldest tokens as the harness does."""
-        rows = []
-        for _, before, after in requests:
-            tokens = (before + after)[-(self.max_length + 1) :]
-            rows.append(ScoredRow(tokens, max(1, len(tokens) - len(after))))
+        pairs = (ScoredRow(before + after, len(before)) for _, before, after in requests)
+        rows = [fit_context(row, self.max_length, cut=True) for row in pairs]
         found = token_logprobs(self.model.network, rows)
         return [(sum(logprobs), greedy) for logprobs, greedy in found]
 
@@ -75,17 +74,12 @@ class MalmoiLM(TemplateLM):  # type: ignore[misc]  # lm-eval is optional
         disable_tqdm: bool = False,  # noqa: FBT001, FBT002
     ) -> list[str]:
         """Generates texts, greedily unless the task says otherwise; equal settings are batched."""
-        found: list[str] = [""] * len(requests)
-        groups: dict[str, list[int]] = {}
-        for i, request in enumerate(requests):
-            groups.setdefault(repr(request.args[1]), []).append(i)
-        for places in groups.values():
-            texts = self._written(
-                [requests[i].args[0] for i in places], dict(requests[places[0]].args[1])
-            )
-            for i, text in zip(places, texts, strict=True):
-                found[i] = text
-        return found
+        prompts = [request.args[0] for request in requests]
+        settings = [request.args[1] for request in requests]
+        return in_order(
+            (places, self._written([prompts[i] for i in places], dict(settings[places[0]])))
+            for places in rows_by(map(repr, settings)).values()
+        )
 
     def _written(self, prompts: list[str], given: dict[str, Any]) -> list[str]:
         settings = normalize_gen_kwargs(given, DEFAULT_NEW_TOKENS)

@@ -30,8 +30,11 @@ def evaluate_with_harness(
     model: Model, task: Task | Path, data: RowSource | None, asking: InContextConfig, harness: str
 ) -> dict[str, Any]:
     """The harness's metrics, {"acc": 0.61, "acc_stderr": 0.02, …}; a path is a task's YAML."""
-    known = harness == "lm-eval"
-    require_that(known, "There is no harness {harness!r}; Malmoi knows lm-eval.", harness=harness)
+    require_that(
+        harness == "lm-eval",
+        "There is no harness {harness!r}; Malmoi knows lm-eval.",
+        harness=harness,
+    )
     shots, *others = parse_shots(asking.shots)
     if others or shots is None:
         raise UsageError("lm-eval takes one number of examples: --shots 4.")
@@ -118,8 +121,10 @@ def _choices(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
         contexts = [prompt.query + choice for choice in prompt.choices]
         return {"choices": contexts, "ending": prompt.ending.removeprefix(" "), "gold": prompt.gold}
 
-    mean = {"aggregation": "mean", "higher_is_better": True}
-    measures = [{"metric": name, **mean} for name in ("acc", "acc_norm")]
+    measures = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("acc", "acc_norm")
+    ]
     shape = {"output_type": "multiple_choice", "doc_to_choice": "choices", "metric_list": measures}
     # several contexts, one ending: the harness then expects the gold index in doc_to_text
     if task.gap == "rest":
@@ -152,9 +157,12 @@ def _text(task: Task) -> tuple[HarnessConfig, HarnessDocument]:
 
 
 def _shape(output: str, text: str, target: str, *metrics: str) -> HarnessConfig:
-    measures = [{"metric": name} for name in metrics]
-    asked = {"doc_to_text": text, "doc_to_target": target}
-    return {"output_type": output, **asked, "metric_list": measures}
+    return {
+        "output_type": output,
+        "doc_to_text": text,
+        "doc_to_target": target,
+        "metric_list": [{"metric": name} for name in metrics],
+    }
 
 
 # by how a kind is graded here, the harness's equivalent

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 from malmoi.errors import require_known, require_that
-from malmoi.evaluation.contamination import Overlaps, contamination_report
 from malmoi.evaluation.examples import (
     files_in,
     generate_examples,
@@ -19,7 +18,7 @@ from malmoi.evaluation.examples import (
 from malmoi.evaluation.in_context.graders import EvaluationSession, Graded, Question, scorings
 from malmoi.evaluation.kinds import kind_of, task_prompt
 from malmoi.evaluation.prompts import TaskPrompt, templated
-from malmoi.evaluation.task import Example, Task, metric_names
+from malmoi.evaluation.task import Example, Overlaps, Task, contamination_report, metric_names
 from malmoi.inference import Model
 from malmoi.inference.prompt import encode_prompts
 from malmoi.messages import msg, plural

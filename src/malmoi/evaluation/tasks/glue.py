@@ -55,23 +55,6 @@ def scitail_rows(path: Path) -> Iterator[DataRow]:
         )
 
 
-COLA = labelled(
-    "cola",
-    cola_rows,
-    columns("sentence"),
-    "is a sentence good English?",
-    "Sentence: {text}\nIs this good English?",
-    YES_NO,
-    metrics=("matthews", "accuracy"),
-)
-COLA_LIKELIHOOD = Task(
-    "cola-likelihood",
-    "acceptability",
-    cola_rows,
-    columns("sentence"),
-    about="is a sentence good English? By its likelihood alone (GPT-1 §5)",
-    labels=("0", "1"),
-)
 SST2 = labelled(
     "sst2",
     table_rows,
@@ -102,14 +85,6 @@ STSB = Task(
     prompt="First: {text}\nSecond: {pair}\nHow alike are they, from 0 to 5?",
     answers={str(n): str(n) for n in range(6)},
 )
-QQP = replace(
-    MRPC,
-    name="qqp",
-    example=columns("question1", "question2", "is_duplicate"),
-    about="do two questions ask the same?",
-    files=("train*", "dev*"),
-    prompt="First: {text}\nSecond: {pair}\nDo they ask the same?",
-)
 MNLI = labelled(
     "mnli",
     table_rows,
@@ -119,20 +94,6 @@ MNLI = labelled(
     {"contradiction": "False", "entailment": "True", "neutral": "Neither"},
     files=("train*", "dev_matched*"),
 )
-MNLI_MM = replace(
-    MNLI,
-    name="mnli-mm",
-    about="MNLI, evaluated on genres not seen in training",
-    files=("train*", "dev_mismatched*"),
-)
-QNLI = labelled(
-    "qnli",
-    table_rows,
-    columns("question", "sentence"),
-    "does a sentence answer a question?",
-    "{pair}\nQuestion: does this answer “{text}”?\nAnswer:",
-    {"entailment": "yes", "not_entailment": "no"},
-)
 RTE = labelled(
     "rte",
     table_rows,
@@ -141,88 +102,132 @@ RTE = labelled(
     "{text}\nQuestion: {pair} True or False?\nAnswer:",
     {"entailment": "True", "not_entailment": "False"},
 )
-WNLI = replace(
-    RTE,
-    name="wnli",
-    about="does a sentence with its pronoun replaced follow?",
-    labels=("0", "1"),
-    answers={"0": "False", "1": "True"},
-)
-SNLI = replace(
-    MNLI,
-    name="snli",
-    rows=snli_rows,
-    example=columns("sentence1", "sentence2", "gold_label", id="pairID"),
-    about="entailment, contradiction or neither, of image captions (Bowman et al. 2015)",
-    no_label="-",  # its annotators disagreed
-    files=("*train*", "*dev*"),
-)
-SCITAIL = replace(
-    RTE,
-    name="scitail",
-    rows=scitail_rows,
-    example=columns("premise", "hypothesis", "label"),
-    about="does a science sentence entail an answer? (Khot et al. 2018)",
-    labels=("entails", "neutral"),
-    files=("*train*", "*dev*"),
-    answers={"entails": "True", "neutral": "False"},
-)
-SICK = replace(
-    MNLI,
-    name="sick",
-    example=columns("sentence_A", "sentence_B", "entailment_judgment", id="pair_ID"),
-    about="entailment, contradiction or neither, in plain sentences",
-    labels=("CONTRADICTION", "ENTAILMENT", "NEUTRAL"),
-    files=("*train*", "*trial*"),
-    answers={name.upper(): word for name, word in MNLI.answers.items()},
-)
-SICK_R = replace(
-    STSB,
-    name="sick-r",
-    example=columns("sentence_A", "sentence_B", "relatedness_score", id="pair_ID", numeric=True),
-    about="how related are two plain sentences, 1 to 5?",
-    metrics=(),
-    files=("*train*", "*trial*"),
-    prompt="First: {text}\nSecond: {pair}\nHow related are they, from 1 to 5?",
-    answers={str(n): str(n) for n in range(1, 6)},
-)
-IMDB = replace(
-    SST2,
-    name="imdb",
-    example=columns("text"),
-    about="is a film review positive or negative?",
-    labels=("neg", "pos"),
-    files=("*train*", "*test*"),
-    answers={"neg": "negative", "pos": "positive"},
-)
 
-NSMC = labelled(
-    "nsmc",
-    table_rows,
-    columns("document", id="id"),
-    "is a Korean film review positive or negative?",
-    "리뷰: {text}\n감정:",
-    {"0": "부정", "1": "긍정"},
-    files=("*train*", "*test*"),
-)
-KORSTS = replace(
-    STSB,
-    name="korsts",
-    about="how similar are two Korean sentences, 0 to 5?",
-    files=("*train*", "*dev*"),
-    prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
-)
-KLUE_NLI = labelled(
-    "klue-nli",
-    any_rows,
-    columns("premise", "hypothesis", "gold_label", id="guid"),
-    "does a Korean premise entail a hypothesis, contradict it, or neither?",
-    "{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
-    {"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
-    files=("*train*", "*dev*"),
-)
 
 TASKS = (
-    COLA, COLA_LIKELIHOOD, SST2, MRPC, STSB, QQP, MNLI, MNLI_MM, QNLI, RTE, WNLI, SNLI, SCITAIL,
-    SICK, SICK_R, IMDB, NSMC, KORSTS, KLUE_NLI,
-)  # fmt: skip
+    labelled(
+        "cola",
+        cola_rows,
+        columns("sentence"),
+        "is a sentence good English?",
+        "Sentence: {text}\nIs this good English?",
+        YES_NO,
+        metrics=("matthews", "accuracy"),
+    ),
+    Task(
+        "cola-likelihood",
+        "acceptability",
+        cola_rows,
+        columns("sentence"),
+        about="is a sentence good English? By its likelihood alone (GPT-1 §5)",
+        labels=("0", "1"),
+    ),
+    SST2,
+    MRPC,
+    STSB,
+    replace(
+        MRPC,
+        name="qqp",
+        example=columns("question1", "question2", "is_duplicate"),
+        about="do two questions ask the same?",
+        files=("train*", "dev*"),
+        prompt="First: {text}\nSecond: {pair}\nDo they ask the same?",
+    ),
+    MNLI,
+    replace(
+        MNLI,
+        name="mnli-mm",
+        about="MNLI, evaluated on genres not seen in training",
+        files=("train*", "dev_mismatched*"),
+    ),
+    labelled(
+        "qnli",
+        table_rows,
+        columns("question", "sentence"),
+        "does a sentence answer a question?",
+        "{pair}\nQuestion: does this answer “{text}”?\nAnswer:",
+        {"entailment": "yes", "not_entailment": "no"},
+    ),
+    RTE,
+    replace(
+        RTE,
+        name="wnli",
+        about="does a sentence with its pronoun replaced follow?",
+        labels=("0", "1"),
+        answers={"0": "False", "1": "True"},
+    ),
+    replace(
+        MNLI,
+        name="snli",
+        rows=snli_rows,
+        example=columns("sentence1", "sentence2", "gold_label", id="pairID"),
+        about="entailment, contradiction or neither, of image captions (Bowman et al. 2015)",
+        no_label="-",  # its annotators disagreed
+        files=("*train*", "*dev*"),
+    ),
+    replace(
+        RTE,
+        name="scitail",
+        rows=scitail_rows,
+        example=columns("premise", "hypothesis", "label"),
+        about="does a science sentence entail an answer? (Khot et al. 2018)",
+        labels=("entails", "neutral"),
+        files=("*train*", "*dev*"),
+        answers={"entails": "True", "neutral": "False"},
+    ),
+    replace(
+        MNLI,
+        name="sick",
+        example=columns("sentence_A", "sentence_B", "entailment_judgment", id="pair_ID"),
+        about="entailment, contradiction or neither, in plain sentences",
+        labels=("CONTRADICTION", "ENTAILMENT", "NEUTRAL"),
+        files=("*train*", "*trial*"),
+        answers={name.upper(): word for name, word in MNLI.answers.items()},
+    ),
+    replace(
+        STSB,
+        name="sick-r",
+        example=columns(
+            "sentence_A", "sentence_B", "relatedness_score", id="pair_ID", numeric=True
+        ),
+        about="how related are two plain sentences, 1 to 5?",
+        metrics=(),
+        files=("*train*", "*trial*"),
+        prompt="First: {text}\nSecond: {pair}\nHow related are they, from 1 to 5?",
+        answers={str(n): str(n) for n in range(1, 6)},
+    ),
+    replace(
+        SST2,
+        name="imdb",
+        example=columns("text"),
+        about="is a film review positive or negative?",
+        labels=("neg", "pos"),
+        files=("*train*", "*test*"),
+        answers={"neg": "negative", "pos": "positive"},
+    ),
+    labelled(
+        "nsmc",
+        table_rows,
+        columns("document", id="id"),
+        "is a Korean film review positive or negative?",
+        "리뷰: {text}\n감정:",
+        {"0": "부정", "1": "긍정"},
+        files=("*train*", "*test*"),
+    ),
+    replace(
+        STSB,
+        name="korsts",
+        about="how similar are two Korean sentences, 0 to 5?",
+        files=("*train*", "*dev*"),
+        prompt="문장 1: {text}\n문장 2: {pair}\n얼마나 비슷한가? (0에서 5)\n답:",
+    ),
+    labelled(
+        "klue-nli",
+        any_rows,
+        columns("premise", "hypothesis", "gold_label", id="guid"),
+        "does a Korean premise entail a hypothesis, contradict it, or neither?",
+        "{text}\n질문: {pair} 참, 거짓, 알 수 없음?\n답:",
+        {"contradiction": "거짓", "entailment": "참", "neutral": "알 수 없음"},
+        files=("*train*", "*dev*"),
+    ),
+)

@@ -147,10 +147,12 @@ def kontrast(row: DataRow) -> Example:
     return Example(choices[label], label=label, choices=choices)
 
 
-GRAMMAR = "which of two sentences is English? 67 paradigms of grammar"
-BLIMP = Task("blimp", "pairs", any_rows, blimp, GRAMMAR)
-KOREAN = "which of two sentences is natural Korean?"
-KONTRAST = Task("kontrast", "pairs", any_rows, kontrast, KOREAN)
+BLIMP = Task(
+    "blimp", "pairs", any_rows, blimp, "which of two sentences is English? 67 paradigms of grammar"
+)
+KONTRAST = Task(
+    "kontrast", "pairs", any_rows, kontrast, "which of two sentences is natural Korean?"
+)
 
 # ------------------------------------------------------------------ arithmetic, drawn from a seed
 

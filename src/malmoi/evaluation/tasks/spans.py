@@ -59,22 +59,6 @@ SQUAD = Task(
     about="where in a paragraph is the answer?",
     prompt=SQUAD_PROMPT,
 )
-SQUAD2 = replace(SQUAD, name="squad2", about="where is the answer, if there is one at all?")
-KORQUAD = replace(
-    SQUAD,
-    name="korquad",
-    about="where in a Korean paragraph is the answer? (F1 by characters)",
-    metrics=("korquad_f1", "korquad_exact"),
-    files=("*train*", "*dev*"),
-    prompt="지문: {pair}\n질문: {text}\n답:",
-)
-SQUAD_RETRIEVAL = Task(
-    "squad-retrieval",
-    "retrieval",
-    squad_questions,
-    lambda row: Example(row.text("question"), row.text("context"), 0, id=str(row["id"])),
-    about="which paragraph answers a question?",
-)
 
 
 # ------------------------------------------------------------------ named entities
@@ -151,14 +135,33 @@ CONLL2003 = Task(
     prompt="Text: {text}\nNames:",
     max_answer_tokens=64,
 )
-KLP2016 = replace(
-    CONLL2003,
-    name="klp2016",
-    # number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
-    rows=partial(conll_sentences, split="\t", word=1),
-    about="which Korean words name a person, a place, an organisation, a date, a time?",
-    files=("*train*", "*dev*"),
-    prompt="글: {text}\n이름:",
-)
 
-TASKS = (SQUAD, SQUAD2, KORQUAD, SQUAD_RETRIEVAL, CONLL2003, KLP2016)
+TASKS = (
+    SQUAD,
+    replace(SQUAD, name="squad2", about="where is the answer, if there is one at all?"),
+    replace(
+        SQUAD,
+        name="korquad",
+        about="where in a Korean paragraph is the answer? (F1 by characters)",
+        metrics=("korquad_f1", "korquad_exact"),
+        files=("*train*", "*dev*"),
+        prompt="지문: {pair}\n질문: {text}\n답:",
+    ),
+    Task(
+        "squad-retrieval",
+        "retrieval",
+        squad_questions,
+        lambda row: Example(row.text("question"), row.text("context"), 0, id=str(row["id"])),
+        about="which paragraph answers a question?",
+    ),
+    CONLL2003,
+    replace(
+        CONLL2003,
+        name="klp2016",
+        # number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
+        rows=partial(conll_sentences, split="\t", word=1),
+        about="which Korean words name a person, a place, an organisation, a date, a time?",
+        files=("*train*", "*dev*"),
+        prompt="글: {text}\n이름:",
+    ),
+)

@@ -11,7 +11,6 @@ for Python. S rows, B rows of a pass, D width, V vocabulary.
 
 import threading
 from collections.abc import Sequence
-from operator import add
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -123,7 +122,7 @@ class PromptReader:
         tokens[: len(parts)] = pad_to_width(parts, longest)
         given = np.concatenate((where, tokens), axis=None)
         self.given[: len(given)] = sent(torch.from_numpy(given), self.slots.device)
-        width = bucket_width(max(map(add, starts, lengths)), self.slots.capacity)
+        width = bucket_width(max(map(sum, zip(starts, lengths, strict=True))), self.slots.capacity)
         return self.run(count, longest, width)[: len(parts)]
 
     def _pass(self, count: int, longest: int, width: int) -> Tensor:
@@ -200,8 +199,7 @@ class DecodeSteps:
         dice = BatchSampler(sequences, count, self.device, [one.row for one in sequences])
         out = self.last.new_empty(count, self.rows)
         for step in range(count):
-            logits = self.run(*shape)
-            dice.sample(step, logits, self.last)
+            dice.sample(step, self.run(*shape), self.last)
             out[step] = self.last
         for sequence in sequences:
             sequence.tokens_read += count
@@ -352,8 +350,7 @@ class DecodeBatch:
         size = min(self._chunk() // len(readers), self.max_prefill_tokens)
         parts = [sequence.unread[:size] for sequence in readers]
         rows = [sequence.row for sequence in readers]
-        starts = [sequence.tokens_read for sequence in readers]
-        hidden = self.prompts.read(rows, parts, starts)
+        hidden = self.prompts.read(rows, parts, [sequence.tokens_read for sequence in readers])
         done: list[tuple[SequenceState, Tensor]] = []
         for sequence, part, states in zip(readers, parts, hidden, strict=True):
             self._echo(sequence, states[: len(part)])
@@ -447,8 +444,7 @@ class DecodeBatch:
 
     def clear(self) -> None:
         """Removes all requests."""
-        for sequence in list(self.sequences):
-            self.remove(sequence)
+        self.sequences = []
         self.in_flight = []
 
 

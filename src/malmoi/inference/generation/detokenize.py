@@ -24,7 +24,7 @@ class ByteDetokenizer:
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        return self.utf8.decode(self.bytes_of[token])
+        return self.utf8.decode(self.bytes_of(token))
 
 
 class WindowDetokenizer:

@@ -92,8 +92,7 @@ def build_constraint(
 
 def _take(values: dict[str, Any], record: type) -> dict[str, Any]:
     """Removes and returns the values of a record's fields."""
-    names = [one.name for one in fields(record)]
-    return {name: values.pop(name) for name in names if name in values}
+    return {one.name: values.pop(one.name) for one in fields(record) if one.name in values}
 
 
 # ------------------------------------------------------------------ decoding
@@ -135,9 +134,8 @@ class Decoding:
 
     def drop(self, finished: Iterable[int]) -> None:
         """Removes finished requests."""
-        for sequence in [self.sequences[i] for i in finished]:
-            if sequence in self.batch.sequences:
-                self.batch.remove(sequence)
+        for sequence in {self.sequences[i] for i in finished}.intersection(self.batch.sequences):
+            self.batch.remove(sequence)
 
     def close(self) -> None:
         """Returns the batch to the pool."""

@@ -164,9 +164,7 @@ class Vocabulary:
         return []
 
 
-@lru_cache(maxsize=8)
-def _vocabulary(tokenizer: Tokenizer, ends: frozenset[int]) -> Vocabulary:
-    return Vocabulary(tokenizer, ends)
+_vocabulary = lru_cache(maxsize=8)(Vocabulary)
 
 
 def grammar_constraint(

@@ -83,8 +83,7 @@ class Sampling:
     @property
     def needs_history(self) -> bool:
         """Whether a rule depends on the tokens already in the text."""
-        penalties = self.frequency_penalty or self.presence_penalty
-        return self.repetition_penalty != 1 or penalties != 0
+        return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
     @property
     def changes_best(self) -> bool:

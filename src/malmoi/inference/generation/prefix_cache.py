@@ -78,7 +78,7 @@ class PrefixCache:
             path = self._path(tokens)
             self._touch(path)
             start = BLOCK_TOKENS * len(path)
-            new = [block for _, block in _blocks(tokens)][len(path) : self.most]
+            new = list(_blocks(tokens))[len(path) : self.most]
             if not new:
                 return
             before = self.blocks[path[-1]].number if path else 0
@@ -108,7 +108,7 @@ class PrefixCache:
             self._forget()
         path: list[BlockKey] = []
         number = 0
-        for _, block in _blocks(tokens):
+        for block in _blocks(tokens):
             found = self.blocks.get((number, block))
             if found is None:
                 break
@@ -126,9 +126,9 @@ class PrefixCache:
         self.version = _version(self.weights)
 
 
-def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for start, end in pairwise(range(0, len(tokens) + 1, BLOCK_TOKENS)):
-        yield start, tuple(tokens[start:end])
+def _blocks(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    edges = pairwise(range(0, len(tokens) + 1, BLOCK_TOKENS))
+    return (tuple(tokens[start:end]) for start, end in edges)
 
 
 def _version(weights: Sequence[Tensor]) -> int:

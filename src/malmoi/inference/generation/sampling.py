@@ -211,12 +211,12 @@ class StepOutput(NamedTuple):
     logprobs: list[Logprob]
 
 
+@dataclass(frozen=True)
 class TokenSelector:
     """Selects the next tokens from hidden states."""
 
-    def __init__(self, network: Network, fast_argmax: FastArgmax | None) -> None:
-        self.network = network
-        self.fast_argmax = fast_argmax
+    network: Network
+    fast_argmax: FastArgmax | None
 
     def select(self, sequences: Sequence[SequenceState], hidden: Tensor) -> list[StepOutput]:
         """Selects the next token of each sequence from its hidden state [M, D]."""

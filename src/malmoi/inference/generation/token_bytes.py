@@ -1,7 +1,8 @@
 """The bytes of every token of a vocabulary."""
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.pipeline import byte_alphabet
@@ -10,20 +11,10 @@ from malmoi.tokenizer.pipeline import byte_alphabet
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenBytes(dict[int, bytes]):
-    """The bytes of each token, computed on first use; empty for special tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def __missing__(self, id: int) -> bytes:
-        self[id] = text = _bytes_of_token(self.tokenizer, id)
-        return text
-
-
 @lru_cache(maxsize=8)
-def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
-    return TokenBytes(tokenizer)
+def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """The bytes of each token, computed on first use; empty for special tokens."""
+    return cache(partial(_bytes_of_token, tokenizer))
 
 
 def _bytes_of_token(tokenizer: Tokenizer, id: int) -> bytes:
@@ -49,4 +40,4 @@ def all_token_bytes(tokenizer: Tokenizer) -> tuple[bytes, ...]:
     """The bytes of every token; empty for unused ids."""
     known = set(tokenizer.vocab().values())
     written = token_bytes(tokenizer)
-    return tuple(written[id] if id in known else b"" for id in range(tokenizer.vocab_size))
+    return tuple(written(id) if id in known else b"" for id in range(tokenizer.vocab_size))

@@ -136,7 +136,7 @@ class ModelResponse(BaseModel):
 
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes | None:
     """A token's bytes; None for special tokens and padding of the vocabulary."""
-    return token_bytes(tokenizer)[token] or None if token < tokenizer.vocab_size else None
+    return token_bytes(tokenizer)(token) or None if token < tokenizer.vocab_size else None
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
