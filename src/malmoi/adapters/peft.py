@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from malmoi.adapters.attach import LoRALinear, LoRAPatch, patched, set_prefix
 from malmoi.adapters.config import AdapterConfig
 from malmoi.checkpoint.table import TRANSPOSE, Table
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.model import Network
 from malmoi.system.confined import Refused, match_patterns
 from malmoi.system.limits import shown
@@ -188,14 +188,9 @@ def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
     # Plain names cannot backtrack; any other regex runs in the confined process, with a timeout.
     simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
     patterns = [rf"(.*\.)?({pattern})" for pattern in given]
-    try:
+    invalid = "{where}: alpha_pattern has an invalid regular expression: {error}."
+    with explained(Refused, invalid, where=config.where):
         found = (_matched if simple else match_patterns)(patterns, list(names))
-    except Refused as error:
-        raise MalmoiError(
-            "{where}: alpha_pattern has an invalid regular expression: {error}.",
-            where=config.where,
-            error=error,
-        ) from None
     usual = config.number("lora_alpha", default=8)
     return {
         name: usual if at is None else values[at] for name, at in zip(names, found, strict=True)
