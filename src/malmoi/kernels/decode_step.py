@@ -213,9 +213,7 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
     if trunk not in _ENCODERS:
         _ENCODERS[trunk] = _encoder(trunk)
     run_hooks(trunk)
-    keep = layout.keep
-    if keep is None:
-        keep = torch.ones(x.shape[:2], dtype=torch.bool)
+    keep = torch.ones(x.shape[:2], dtype=torch.bool) if layout.keep is None else layout.keep
     rows = x[keep]
     _ENCODERS[trunk](rows, positions.expand(keep.shape)[keep], F.pad(keep.sum(1).cumsum(0), (1, 0)))
     return torch.zeros_like(x).masked_scatter_(keep[..., None], rows)

@@ -135,9 +135,11 @@ class SlotView(KVCache):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         size = self.slots.rings.get(layer)
-        at = self.at
-        if size is not None:
-            at = torch.where(at == self.slots.capacity, size, at % size)
+        at = (
+            self.at
+            if size is None
+            else torch.where(self.at == self.slots.capacity, size, self.at % size)
+        )
         used = slice(size or self.used)
         keys, values = (
             self._store(held[layer], new, at, used)

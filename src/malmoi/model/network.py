@@ -100,8 +100,11 @@ class Network(nn.Module):
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         require_known(name, HEADS, "There is no head {name!r}.{hint}")
-        counted = name not in LABEL_HEADS or classes >= 1
-        require_that(counted, "The head {name!r} needs the number of its classes.", name=name)
+        require_that(
+            name not in LABEL_HEADS or classes >= 1,
+            "The head {name!r} needs the number of its classes.",
+            name=name,
+        )
         if self.reader is not None:
             require_that(
                 name in LABEL_HEADS,
@@ -118,15 +121,20 @@ class Network(nn.Module):
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
-        mixer = self.config.mixer
-        sentence = "{what} is for softmax attention; this model has {mixer}."
-        require_that(mixer == "attention", sentence, what=msg(what), mixer=mixer)
+        require_that(
+            self.config.mixer == "attention",
+            "{what} is for softmax attention; this model has {mixer}.",
+            what=msg(what),
+            mixer=self.config.mixer,
+        )
 
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
-        c = self.config
-        sentence = "{what} does not support translation models or models of features."
-        require_that(not (c.encoder_depth or c.feature_count), sentence, what=msg(what))
+        require_that(
+            not (self.config.encoder_depth or self.config.feature_count),
+            "{what} does not support translation models or models of features.",
+            what=msg(what),
+        )
 
     def masked(self) -> "Network":
         """A bidirectional view, whose mlm head is the lm head one position to the left."""
