@@ -113,13 +113,14 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
 
 def _new_network(config: MalmoiConfig) -> Network:
     features = getattr(config, "features", None)
-    network = Network(
-        config.ours,
-        dict(config.heads),
-        pooler=config.pooler,
-        features=FeatureConfig.from_dict(features) if features else None,
+    return initialise(
+        Network(
+            config.ours,
+            dict(config.heads),
+            pooler=config.pooler,
+            features=FeatureConfig.from_dict(features) if features else None,
+        )
     )
-    return initialise(network)
 
 
 class MalmoiModel(MalmoiPreTrainedModel):

@@ -21,7 +21,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.result import CompressionResult, folder_measures, judged_options, open_whole
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
@@ -175,12 +175,9 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
 
 def _numbers(layers: str | Sequence[int]) -> list[int]:
     parts = layers.split(",") if isinstance(layers, str) else layers
-    try:
+    sentence = "layers are comma-separated numbers, such as 0,2,4; not {layers}."
+    with explained(ValueError, sentence, raises=UsageError, layers=layers):
         return [int(part) for part in parts]
-    except ValueError:
-        raise UsageError(
-            "layers are comma-separated numbers, such as 0,2,4; not {layers}.", layers=layers
-        ) from None
 
 
 def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
@@ -195,8 +192,7 @@ def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None 
 def _neuron_sizes(mlp: Any) -> Tensor:
     """[F]; a gated neuron has two input rows, whose product counts."""
     write = mlp.down.weight.norm(dim=0)
-    read = mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0)
-    return cast(Tensor, read * write)
+    return cast(Tensor, mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0) * write)
 
 
 def _kept_neurons(hidden: int, chosen: Tensor, name: str, tensor: Tensor) -> Tensor:

@@ -99,8 +99,7 @@ def device_layout(
     """The network on each of `gpus` GPUs. On one, all strategies are the same."""
     way = way if gpus > 1 else "one"
     tensor = recipe.train.tensor
-    shards = {"fsdp": gpus, "hybrid": min(gpus, GPUS_OF_A_MACHINE)}
-    pieces = shards.get(way, tensor) // tensor
+    pieces = {"fsdp": gpus, "hybrid": min(gpus, GPUS_OF_A_MACHINE)}.get(way, tensor) // tensor
     products = {id(p) for p in network.trunk.blocks.parameters() if p.dim() == 2}
 
     def here(p: Tensor) -> int:
@@ -110,8 +109,7 @@ def device_layout(
 
     whole = count_parameters(network)
     block = count_parameters(network.trunk.blocks[0]) // tensor
-    around = whole - count_parameters(network.trunk.blocks)
-    gathered = 8 * (around + GATHERED_BLOCKS * block)
+    gathered = 8 * (whole - count_parameters(network.trunk.blocks) + GATHERED_BLOCKS * block)
     moment = {"one": 0, "ddp": 4 * whole, "fsdp": gathered, "hybrid": gathered}
     held = 4 * sum(map(here, network.parameters()))
     fixed = MemoryUse(
@@ -270,8 +268,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
         recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe)
     )
     embedding = count_parameters(network.trunk.embed)
-    blocks = count_parameters(network.trunk.blocks)
-    blocks += count_parameters(network.trunk.norm)
+    blocks = count_parameters(network.trunk.blocks) + count_parameters(network.trunk.norm)
     count = count_parameters(network)
     memory = device_layout(network, recipe, c.parallel, fleet.gpus, half=half).best(fleet.room)
     state = 4 * count + optimizer_bytes(network, recipe)

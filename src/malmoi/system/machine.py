@@ -299,11 +299,9 @@ def _accelerators() -> Iterator[Accelerator]:
     if torch.cuda.is_available():
         about = torch.cuda.get_device_properties(0)
         bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
-        count = torch.cuda.device_count()
-        yield Accelerator("cuda", about.name, count, about.total_memory, bf16)
+        yield Accelerator("cuda", about.name, torch.cuda.device_count(), about.total_memory, bf16)
     if torch.backends.mps.is_available():
-        memory = torch.mps.recommended_max_memory()
-        yield Accelerator("mps", "Apple GPU", memory=memory, bf16=True)
+        yield Accelerator("mps", "Apple GPU", memory=torch.mps.recommended_max_memory(), bf16=True)
 
 
 # ------------------------------------------------------------------ what callers ask most
@@ -316,8 +314,8 @@ def named_dtype(name: str) -> "torch.dtype":
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
     if name not in names:
-        hint = nearest(name, [*names, "int8"])
-        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=hint)
+        known = [*names, "int8"]
+        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, known))
     return names[name]
 
 

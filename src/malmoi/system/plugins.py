@@ -32,9 +32,12 @@ class Registry(dict[str, Value]):
 
     def register(self, name: str, value: Value) -> None:
         """Adds a value of a plugin; a name of the package itself cannot be replaced."""
-        built_in = "The {kind} {name!r} is built in: choose another name for yours."
-        free = name not in self or name in self.origins
-        require_that(free, built_in, kind=self.kind, name=name)
+        require_that(
+            name not in self or name in self.origins,
+            "The {kind} {name!r} is built in: choose another name for yours.",
+            kind=self.kind,
+            name=name,
+        )
         self[name] = value
         self.origins[name] = _calling_plugin()
         _loaded.add(self.origins[name])
