@@ -145,7 +145,17 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_numbers()
+        for name, value in vars(self).items():
+            if not isinstance(value, bool) and isinstance(value, int | float):
+                self._require(
+                    0 <= value <= LARGEST.get(name, MAX_SIZE),
+                    "{name} must lie in [0, {largest:,}], not {value}.",
+                    name=name,
+                    largest=LARGEST.get(name, MAX_SIZE),
+                    value=shown(value),
+                )
+        problem = find_problem(self)
+        self._require(not problem, problem)
         for sentence, holds in self._rules().items():
             self._require(holds, sentence)
         self._require(
@@ -170,22 +180,9 @@ class ModelConfig(Config):
         """Refuses the model unless the condition holds; the sentence can name all fields."""
         require("This model cannot be built", condition, sentence, **{**vars(self), **values})
 
-    def _check_numbers(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, bool) and isinstance(value, int | float):
-                self._require(
-                    0 <= value <= LARGEST.get(name, MAX_SIZE),
-                    "{name} must lie in [0, {largest:,}], not {value}.",
-                    name=name,
-                    largest=LARGEST.get(name, MAX_SIZE),
-                    value=shown(value),
-                )
-        problem = find_problem(self)
-        self._require(not problem, problem)
-
     def _rules(self) -> dict[str, object]:
         """What must hold of the fields together, by the sentence that says so."""
-        plain = self.key_heads == self.heads and not self.qk_norm and self.mixer == "attention"
+        parts = (self.key_heads, self.qk_norm, self.mixer)
         prefix = f"prefix:{self.feature_count}"
         return {
             "{groups} groups are more than the depth {depth}.": self.distinct <= self.depth,
@@ -203,7 +200,7 @@ class ModelConfig(Config):
                 not self.memory or self.positions == "relative"
             ),
             "relative positions need softmax attention without kv_heads and qk_norm.": (
-                self.positions != "relative" or plain
+                self.positions != "relative" or parts == (self.heads, False, "attention")
             ),
             "head_transform needs the activation that pooler names, such as gelu.": (
                 not self.head_transform or self.pooler != "none"
