@@ -163,8 +163,7 @@ def _norm_argument(norm: nn.Module | None) -> _Norm:
     if norm is None or isinstance(norm, nn.Identity):
         return _Norm(None, None)
     bias = getattr(norm, "bias", None)
-    weight = cast(Tensor, norm.weight)
-    return _Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+    return _Norm(cast(Tensor, norm.weight).data_ptr(), None if bias is None else bias.data_ptr())
 
 
 def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":

@@ -103,10 +103,6 @@ class Packed:
         """The weight [O, I] in fp32, which holds number · scale exactly."""
         return expanded(*self.signed())
 
-    @cached_property
-    def size(self) -> int:
-        return self.numbers.nbytes + self.scale.nbytes
-
 
 def bf16() -> torch.dtype:
     """The dtype that scales are stored in; nothing is computed in it."""

@@ -50,11 +50,10 @@ class Network(nn.Module):
         self.features = features
         with _NotDrawn():
             self.trunk, self.reader = _trunk(config, features)
-            self.pooler = Pooler(config) if pooler and features is None else None
             if features is not None:
                 # a frozen [CLS] was not trained to represent its sequence
-                mean = replace(config, pool="mean", pooler="none", head_transform=False)
-                self.pooler = Pooler(mean)
+                config = replace(config, pool="mean", pooler="none", head_transform=False)
+            self.pooler = Pooler(config) if pooler or features is not None else None
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -143,10 +142,9 @@ class Network(nn.Module):
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
-        view = self._viewed(replace(c, attention=attention, pool="mean"))
         heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
-        view._modules["heads"] = nn.ModuleDict(heads)
-        return view
+        view = self._viewed(replace(c, attention=attention, pool="mean"))
+        return view._with(heads=nn.ModuleDict(heads))
 
     def with_memory(self, memory: int) -> "Network":
         """The same weights with a memory of this many tokens, and windows that reach as far."""
@@ -168,16 +166,19 @@ class Network(nn.Module):
         trunk.config = config
         trunk.patterns = [parse_pattern(text, config.heads) for text in config.attention]
         trunk.__dict__.pop("is_causal", None)
-        view = copy.copy(self)
+        view = self._with(trunk=trunk)
         view.config = config
-        view._modules = {**self._modules, "trunk": trunk}
         return view
 
     def without_head(self, name: str) -> "Network":
         """The same network, sharing its weights, without one of the heads."""
         heads = {other: head for other, head in self.heads.items() if other != name}
+        return self._with(heads=nn.ModuleDict(heads))
+
+    def _with(self, **modules: nn.Module) -> "Network":
+        """A shallow copy with other modules."""
         view = copy.copy(self)
-        view._modules = {**self._modules, "heads": nn.ModuleDict(heads)}
+        view._modules = {**self._modules, **modules}
         return view
 
     def tie(self) -> None:

@@ -36,8 +36,9 @@ class Sinusoid(nn.Module):
 
     def __init__(self, context: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
-        table = sinusoid_table(context, width, halves=halves)
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer(
+            "table", sinusoid_table(context, width, halves=halves), persistent=False
+        )
 
     def forward(self, positions: Tensor) -> Tensor:
         return F.embedding(positions, cast(Tensor, self.table))
