@@ -59,7 +59,10 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
     source = checkpoint.source or out
     arguments = [checkpoint.network, how]
     if train is not None:
-        _check_ranked(way, how)  # before the work
+        require_that(
+            way in ("heads", "neurons"), "--train ranks heads and neurons, not {way}.", way=way
+        )
+        _count(how, 1, way)  # refuses an impossible share before the work
         device = join_process_group(judge.device).device
         arguments += [part_importance(checkpoint, way, judge.task, train, device)]
     smaller = PRUNE_METHODS[way](*arguments)
@@ -67,13 +70,6 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
     write_checkpoint(replace(checkpoint, network=smaller), out)
     after = {"zeros": zeros(smaller)} | folder_measures(out, judge)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), before, after)
-
-
-def _check_ranked(way: str, share: Any) -> None:
-    require_that(
-        way in ("heads", "neurons"), "--train ranks heads and neurons, not {way}.", way=way
-    )
-    _count(share, 1, way)
 
 
 def zeros(network: Network) -> float:
@@ -350,11 +346,10 @@ def _of_rows(
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(examples)
     items = encode_examples(task, examples, FeatureView.of(reading, reading.labels))
-    batches = (
+    return kind.objective(None), (
         collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
         for i in range(0, len(items), ROWS_PER_BATCH)
     )
-    return kind.objective(None), batches
 
 
 def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:

@@ -117,8 +117,7 @@ class StudyData:
     def of(self, *roles: str, dev_rows: int = 0) -> list[StudyTask]:
         """The first available task of each role."""
         first = {task.role: task for task in reversed(self.tasks)}
-        found = [first[role] for role in roles if role in first]
-        return [replace(task, dev_rows=dev_rows) for task in found]
+        return [replace(first[role], dev_rows=dev_rows) for role in roles if role in first]
 
     def file(self, pattern: str) -> Path | None:
         """The first matching file in the folders, for data that is not a task: PTB, WikiText…"""

@@ -5,7 +5,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from malmoi.errors import require_that
 from malmoi.evaluation.tasks import named_task
@@ -79,9 +78,8 @@ def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     )
     text, held_out = write_reviews(plan, tasks[0])
     reviews = StudyPlan(plan.scale, replace(plan.data, text=(str(text),)))
-    same: dict[str, Any] = {"data.documents": "line"}
-    if not plan.scale.faithful:
-        same |= {"train.steps": 0, "train.minutes": plan.scale.minutes}
+    minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes}
+    same = {"data.documents": "line"} | ({} if plan.scale.faithful else minutes)
     for row, words in VOCABULARIES.items():
         if row == MORPHEMES and not find_spec("kiwipiepy"):
             continue

@@ -66,11 +66,10 @@ def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
     found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
     tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
     entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
-    order = list(tracks)
 
     def rank(entry: RecordEntry) -> tuple[int, float]:
         sign = 1 if tracks[entry.track].lower_is_better else -1
-        return order.index(entry.track), sign * entry.figure
+        return list(tracks).index(entry.track), sign * entry.figure
 
     return tracks, sorted(entries, key=rank)
 

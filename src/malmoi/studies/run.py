@@ -157,8 +157,9 @@ def train_model(cell: Cell, kept: Path, device: str | None) -> None:
     if not (folder / "data").is_dir():
         shutil.copytree(store, folder / "data", copy_function=os.link)
     started = time.monotonic()
-    options: dict[str, Any] = dict(data=cell.text, tokenizer=tokenizer, device=device)
-    model = run_pretraining(cell.recipe, out=folder, **options)
+    model = run_pretraining(
+        cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
+    )
     rows = read_metrics(folder / "metrics.jsonl")
     losses = [row for row in rows if "valid_loss" in row][-1:]
     facts = {
