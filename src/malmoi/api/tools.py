@@ -123,8 +123,9 @@ def _folder_of(model: AnyModel) -> str | Path:
     """Returns the folder that a model was loaded from."""
     if isinstance(model, str | Path):
         return model
-    unsaved = "This model has not been saved yet: call model.save(folder) first."
-    return required(model.checkpoint.source, unsaved)
+    return required(
+        model.checkpoint.source, "This model has not been saved yet: call model.save(folder) first."
+    )
 
 
 def export(

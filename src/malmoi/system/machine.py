@@ -314,8 +314,8 @@ def named_dtype(name: str) -> "torch.dtype":
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
     if name not in names:
-        known = [*names, "int8"]
-        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, known))
+        hint = nearest(name, [*names, "int8"])
+        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=hint)
     return names[name]
 
 

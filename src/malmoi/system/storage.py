@@ -137,8 +137,8 @@ class Store:
             else:
                 checksum = _known_checksum(source, size, before.st_mtime_ns)
                 self.files.put_file(str(source), path)
-                changed = source.stat().st_mtime_ns != before.st_mtime_ns
-                ensure(not changed, "the file has changed meanwhile")
+                same = source.stat().st_mtime_ns == before.st_mtime_ns
+                ensure(same, "the file has changed meanwhile")
             self.files.invalidate_cache()
             got = self.files.size(path)
             ensure(got == size, "{got} of {size} bytes arrived", got=got, size=size)
@@ -322,8 +322,7 @@ class WorkingCopy:
 
     def request(self) -> None:
         """Uploads in another thread, once more if an upload is running."""
-        waiting = self.requested and not (self.requested.running() or self.requested.done())
-        if not waiting:
+        if not self.requested or self.requested.running() or self.requested.done():
             self.requested = self.pool.submit(self._try_upload)
 
     def _try_upload(self) -> None:
