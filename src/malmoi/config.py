@@ -145,16 +145,6 @@ class ModelConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_numbers()
-        self._check_attention()
-        self._check_positions()
-        self._check_parts()
-
-    def _require(self, condition: object, sentence: str, /, **values: object) -> None:
-        """Refuses the model unless the condition holds; the sentence can name all fields."""
-        require("This model cannot be built", condition, sentence, **{**vars(self), **values})
-
-    def _check_numbers(self) -> None:
         for name, value in vars(self).items():
             if not isinstance(value, bool) and isinstance(value, int | float):
                 self._require(
@@ -166,43 +156,12 @@ class ModelConfig(Config):
                 )
         problem = find_problem(self)
         self._require(not problem, problem)
-        self._require(
-            self.distinct <= self.depth, "{groups} groups are more than the depth {depth}."
-        )
-
-    def _check_attention(self) -> None:
-        self._require(
-            self.head_width > 0 or self.width % self.heads == 0,
-            "width {width} does not divide into {heads} heads; set head_width or change one "
-            "of them.",
-        )
-        self._require(
-            self.heads % self.key_heads == 0,
-            "{heads} heads do not divide over {kv_heads} kv_heads.",
-        )
-        self._require(
-            self.attention, "attention needs at least one pattern, such as 'causal' or 'full'."
-        )
+        for sentence, holds in self._rules().items():
+            self._require(holds, sentence)
         self._require(
             sum(map(len, self.attention)) <= MAX_PATTERN_CHARACTERS,
             "its attention patterns are longer than {most:,} characters.",
             most=MAX_PATTERN_CHARACTERS,
-        )
-
-    def _check_positions(self) -> None:
-        self._require(
-            self.positions != "rotary" or self.size_per_head % 2 == 0,
-            "rotary positions need an even head width.",
-        )
-        self._require(
-            not self.memory or self.positions == "relative",
-            "{positions} positions end at the context and leave no room for a memory of "
-            "earlier segments: set positions=relative.",
-        )
-        self._require(
-            self.positions != "relative"
-            or (self.key_heads == self.heads and not self.qk_norm and self.mixer == "attention"),
-            "relative positions need softmax attention without kv_heads and qk_norm.",
         )
         self._require(
             self._table_bytes <= MAX_POSITION_TABLE_BYTES,
@@ -211,35 +170,54 @@ class ModelConfig(Config):
             bytes=format_size(self._table_bytes),
             most=format_size(MAX_POSITION_TABLE_BYTES),
         )
-
-    def _check_parts(self) -> None:
-        """Parts that some families have and others exclude."""
-        self._require(
-            not self.head_transform or self.pooler != "none",
-            "head_transform needs the activation that pooler names, such as gelu.",
-        )
-        self._require(
-            self.mixer != "bilstm" or self.width == 2 * self.embed_width,
-            "two LSTMs need a width of twice embed_width, not {width} and {embed_width}.",
-        )
-        self._require(
-            not self.is_lstm or self.groups in (0, self.depth),
-            "LSTM layers cannot be shared (groups).",
-        )
-        self._require(
-            bool(self.feature_count) == bool(self.feature_width),
-            "feature_count and feature_width belong together.",
-        )
-        self._require(
-            not self.feature_count
-            or all(f"prefix:{self.feature_count}" in text for text in self.attention),
-            "a model with features needs the pattern 'causal | prefix:{feature_count}'.",
-        )
         for name in ("skip_connections", "embedding_residual", "groups", "segments", "both_ways"):
             excluded = self.encoder_depth and getattr(self, name)
             self._require(
                 not excluded, "an encoder-decoder cannot be combined with {name}.", name=name
             )
+
+    def _require(self, condition: object, sentence: str, /, **values: object) -> None:
+        """Refuses the model unless the condition holds; the sentence can name all fields."""
+        require("This model cannot be built", condition, sentence, **{**vars(self), **values})
+
+    def _rules(self) -> dict[str, object]:
+        """What must hold of the fields together, by the sentence that says so."""
+        parts = (self.key_heads, self.qk_norm, self.mixer)
+        prefix = f"prefix:{self.feature_count}"
+        return {
+            "{groups} groups are more than the depth {depth}.": self.distinct <= self.depth,
+            "width {width} does not divide into {heads} heads; set head_width or change one "
+            "of them.": self.head_width > 0 or self.width % self.heads == 0,
+            "{heads} heads do not divide over {kv_heads} kv_heads.": (
+                self.heads % self.key_heads == 0
+            ),
+            "attention needs at least one pattern, such as 'causal' or 'full'.": self.attention,
+            "rotary positions need an even head width.": (
+                self.positions != "rotary" or self.size_per_head % 2 == 0
+            ),
+            "{positions} positions end at the context and leave no room for a memory of "
+            "earlier segments: set positions=relative.": (
+                not self.memory or self.positions == "relative"
+            ),
+            "relative positions need softmax attention without kv_heads and qk_norm.": (
+                self.positions != "relative" or parts == (self.heads, False, "attention")
+            ),
+            "head_transform needs the activation that pooler names, such as gelu.": (
+                not self.head_transform or self.pooler != "none"
+            ),
+            "two LSTMs need a width of twice embed_width, not {width} and {embed_width}.": (
+                self.mixer != "bilstm" or self.width == 2 * self.embed_width
+            ),
+            "LSTM layers cannot be shared (groups).": (
+                not self.is_lstm or self.groups in (0, self.depth)
+            ),
+            "feature_count and feature_width belong together.": (
+                bool(self.feature_count) == bool(self.feature_width)
+            ),
+            "a model with features needs the pattern 'causal | prefix:{feature_count}'.": (
+                not self.feature_count or all(prefix in text for text in self.attention)
+            ),
+        }
 
     @property
     def _table_bytes(self) -> int:
@@ -259,10 +237,8 @@ class ModelConfig(Config):
 
     @property
     def mlp_width(self) -> int:
-        usual = (
-            64 * max(1, round(self.width / 24)) if self.activation == "geglu" else 4 * self.width
-        )
-        return self.hidden or usual
+        thirds = 64 * max(1, round(self.width / 24))
+        return self.hidden or (thirds if self.activation == "geglu" else 4 * self.width)
 
     @property
     def units(self) -> int:
@@ -303,9 +279,8 @@ class ModelConfig(Config):
     def block_weights(self) -> int:
         """Weights in the large matrices of one block."""
         if self.is_lstm:
-            width = self.direction_width
-            projection = width * self.units if self.units != width else 0
-            each = 8 * self.units * width + projection
+            projected = self.units != self.direction_width
+            each = (9 if projected else 8) * self.units * self.direction_width
             return 2 * each if self.mixer == "bilstm" else each
         attention = self.width * self.size_per_head * 2 * (self.heads + self.key_heads)
         if self.positions == "relative":

@@ -4,8 +4,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
+from typing import TypeVar
 
 from malmoi.messages import msg
+
+T = TypeVar("T")
 
 # characters of a wrong name that are compared with known ones; the time grows with its square
 LONGEST_NAME = 100
@@ -68,6 +71,15 @@ def require_known(name: str, known: Collection[str], sentence: str, /, **values:
         raise UsageError(msg(sentence, name=name, hint=nearest(name, known), **values))
 
 
+def required(
+    value: T | None, sentence: str, /, *, raises: type[MalmoiError] = UsageError, **values: object
+) -> T:
+    """The value; raises a sentence, which says what is needed, if there is none."""
+    if value is None:
+        raise raises(sentence, **values)
+    return value
+
+
 @contextmanager
 def explained(
     kinds: type[Exception] | tuple[type[Exception], ...],
@@ -77,11 +89,15 @@ def explained(
     raises: type[MalmoiError] = MalmoiError,
     **values: object,
 ) -> Iterator[None]:
-    """Turns errors of these kinds into a sentence, whose {error} is what they said."""
+    """Turns errors of these kinds into a sentence, whose {error} is what they said.
+
+    It may also name the {type} of the error, and the {reason}, the first line of what it said.
+    """
     try:
         yield
     except kinds as error:
-        raise raises(sentence, error=error, **values) from error
+        about = {"error": error, "type": type(error).__name__, "reason": first_line(error)}
+        raise raises(sentence, **(about | values)) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ nearest field for a misspelt one, and takes typed overrides such as {"train.lr":
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property
 from types import UnionType
@@ -89,9 +89,7 @@ class Setting:
                 high=self.le,
                 value=shown(value),
             )
-        if not number:
-            return _not_a(kind, name, value)
-        return self._limits(name=name, value=shown(value))
+        return self._limits(name=name, value=shown(value)) if number else _not_a(kind, name, value)
 
     def _limits(self, **about: str) -> str:
         """Says the bounds to which a number does not keep."""
@@ -141,24 +139,22 @@ settings_of: Callable[..., dict[str, Setting]] = cache(_settings_of)
 
 def find_problem(record: Any, prefix: str = "") -> str:
     """What is wrong with the first of a record's values that is out of bounds; empty if none is."""
+    return next(filter(None, _problems(record, prefix)), "")
+
+
+def _problems(record: Any, prefix: str) -> Iterator[str]:
     known = settings_of(type(record))
     for one in fields(record):
         value = getattr(record, one.name)
-        name = f"{prefix}{one.name}"
-        problem = ""
         if is_dataclass(value):
-            problem = find_problem(value, f"{name}.")
+            yield from _problems(value, f"{prefix}{one.name}.")
         elif one.name in known:
-            problem = known[one.name].problem(value, name)
-        if problem:
-            return problem
-    return ""
+            yield known[one.name].problem(value, f"{prefix}{one.name}")
 
 
 def keyword_types(name: str, settings: Mapping[str, Setting], example: str = "") -> Any:
     """A TypedDict of settings as the keywords of a function, with an example of its use."""
-    kinds = {key: one.kind for key, one in settings.items()}
-    found = TypedDict(name, kinds, total=False)  # type: ignore[misc]
+    found = TypedDict(name, {k: s.kind for k, s in settings.items()}, total=False)  # type: ignore[misc]
     found.__doc__ = keywords_doc(name, example)
     return found
 
@@ -242,13 +238,13 @@ class Config:
                 here[name] = _read(value, kinds[name]) if isinstance(value, str) else value
         for name, parts in inside.items():
             inner = here.get(name, getattr(self, name))
-            if not isinstance(inner, Config):
-                raise UsageError(
-                    "{type}.{name} is a single value, it has no field {next!r}.",
-                    type=type(self).__name__,
-                    name=name,
-                    next=next(iter(parts)),
-                )
+            require_that(
+                isinstance(inner, Config),
+                "{type}.{name} is a single value, it has no field {next!r}.",
+                type=type(self).__name__,
+                name=name,
+                next=next(iter(parts)),
+            )
             here[name] = inner.override(parts)
         return replace(self, **here)
 

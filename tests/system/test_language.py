@@ -31,7 +31,7 @@ from malmoi.training.recipe import Recipe
 SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # functions whose arguments are said to users
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
-DOORS |= {"require_known", "require_that", "ensure", "explained"}
+DOORS |= {"require_known", "require_that", "required", "ensure", "explained"}
 DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
 DOORS |= {"info", "warning", "say", "_say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use
@@ -123,6 +123,9 @@ def said() -> set[str]:
     for name, call in calls():
         for argument in call.args if name in DOORS else ():
             found |= texts_of(argument)
+    for node in nodes():  # rules by the sentence that says them
+        for key in node.keys if isinstance(node, ast.Dict) else ():
+            found |= {text for text in texts_of(key) if text.endswith(".")} if key else set()
     return {text for text in found if re.search("[A-Za-z]{2,} [A-Za-z]", words_of(text))}
 
 

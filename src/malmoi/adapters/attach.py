@@ -116,8 +116,7 @@ class LoRALinear(nn.Linear):
         for p in met:
             low = max(start, p.start)
             high = min(stop, p.stop)
-            rows = p.b[low - p.start : high - p.start]
-            b.append(F.pad(rows, (0, 0, low - start, stop - high)))
+            b.append(F.pad(p.b[low - p.start : high - p.start], (0, 0, low - start, stop - high)))
         return torch.cat([p.a for p in met]), torch.cat(b, 1)
 
     def merged(self) -> nn.Linear:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from malmoi.adapters.attach import LoRALinear, LoRAPatch, patched, set_prefix
 from malmoi.adapters.config import AdapterConfig
 from malmoi.checkpoint.table import TRANSPOSE, Table
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.model import Network
 from malmoi.system.confined import Refused, match_patterns
+from malmoi.system.confined_worker import match_names
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
 
@@ -188,24 +189,14 @@ def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
     # Plain names cannot backtrack; any other regex runs in the confined process, with a timeout.
     simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
     patterns = [rf"(.*\.)?({pattern})" for pattern in given]
-    try:
-        found = (_matched if simple else match_patterns)(patterns, list(names))
-    except Refused as error:
-        raise MalmoiError(
-            "{where}: alpha_pattern has an invalid regular expression: {error}.",
-            where=config.where,
-            error=error,
-        ) from None
+    asked = {"patterns": patterns, "names": list(names)}
+    invalid = "{where}: alpha_pattern has an invalid regular expression: {error}."
+    with explained(Refused, invalid, where=config.where):
+        found = match_names(asked) if simple else match_patterns(**asked)
     usual = config.number("lora_alpha", default=8)
     return {
         name: usual if at is None else values[at] for name, at in zip(names, found, strict=True)
     }
-
-
-def _matched(patterns: list[str], names: list[str]) -> list[int | None]:
-    return [
-        next((i for i, p in enumerate(patterns) if re.fullmatch(p, name)), None) for name in names
-    ]
 
 
 # ------------------------------------------------------------------ soft tokens

@@ -36,11 +36,10 @@ INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def base_fingerprint(base: Checkpoint) -> dict[str, Any]:
     """The model's config and a checksum of each tensor's bits, to detect any changed number."""
-    network = base.network
-    tied = network.config.tied
-    weights = {k: v for k, v in network.state_dict().items() if not (tied and is_tied(k))}
-    checksums = {k: checksum(v) for k, v in weights.items()}
-    return {"model": plain(function_of(network.config)), "weights": checksums}
+    c = base.network.config
+    weights = base.network.state_dict().items()
+    checksums = {k: checksum(v) for k, v in weights if not (c.tied and is_tied(k))}
+    return {"model": plain(function_of(c)), "weights": checksums}
 
 
 def checksum(tensor: Tensor) -> int:
@@ -238,10 +237,11 @@ def _set_heads(found: AdapterFolder, network: Network, table: Table | None) -> N
     """Loads the adapter and the task's new weights into the base."""
     lora = found.config["peft_type"] == "LORA"
     prefix = peft.LORA_PREFIX if lora else peft.SOFT_PREFIX
-    if lora:
-        used = peft.put_lora(network, found.config, found.tensors, table)
-    else:
-        used = peft.put_soft(network, found.config, found.tensors)
+    used = (
+        peft.put_lora(network, found.config, found.tensors, table)
+        if lora
+        else peft.put_soft(network, found.config, found.tensors)
+    )
     left = ((name, tensor) for name, tensor in found.tensors.items() if name not in used)
     new = {name.removeprefix(prefix): tensor for name, tensor in left}
     if new or "heads" in found.record:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from malmoi.api.records import SETTINGS
 from malmoi.errors import require_known, require_that
@@ -65,7 +65,7 @@ def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> N
             require_known(name, names, "{verb} has no option {name!r}.{hint}", verb=verb)
 
 
-def merge_settings(given: Mapping[str, object]) -> dict[str, object]:
+def merge_settings(given: Mapping[str, object]) -> dict[str, Any]:
     """Returns the options merged with those under `settings`."""
     given = current_fields("options", given)
     inner = given.pop("settings", None) or {}

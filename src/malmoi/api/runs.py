@@ -59,9 +59,8 @@ def pretrain(
     """
     from malmoi.training.pretrain import run_pretraining
 
-    given: dict[str, Any] = merge_settings(options)
     with listening(progress):
-        return run_pretraining(recipe, data=data, out=out, **given)
+        return run_pretraining(recipe, data=data, out=out, **merge_settings(options))
 
 
 @overload

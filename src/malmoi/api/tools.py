@@ -18,7 +18,7 @@ from malmoi.api.options import (
     TokenizerOptions,
 )
 from malmoi.api.records import Files
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that, required
 from malmoi.messages import StatusLog
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
@@ -123,9 +123,9 @@ def _folder_of(model: AnyModel) -> str | Path:
     """Returns the folder that a model was loaded from."""
     if isinstance(model, str | Path):
         return model
-    if model.checkpoint.source is None:
-        raise UsageError("This model has not been saved yet: call model.save(folder) first.")
-    return model.checkpoint.source
+    return required(
+        model.checkpoint.source, "This model has not been saved yet: call model.save(folder) first."
+    )
 
 
 def export(
@@ -232,8 +232,10 @@ def train_tokenizer(
     from malmoi.tokenizer.training import train_tokenizer as train
 
     check_options("train_tokenizer", options, TokenizerOptions, "data", "out", "texts", "overwrite")
-    if (data is None) == (texts is None):
-        raise UsageError("A tokenizer is trained on files (data) or on texts in memory (texts).")
+    require_that(
+        (data is None) != (texts is None),
+        "A tokenizer is trained on files (data) or on texts in memory (texts).",
+    )
     if out is not None:
         require_free(Path(out), overwrite=overwrite)
     reader = read_documents(data) if data is not None else None

@@ -76,8 +76,7 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
             "A folder of Malmoi's own model type is opened without {unknown}: leave it out.",
             unknown=unknown or "a device_map",
         )
-        if device == "auto":
-            device = pick_device()
+        device = pick_device() if device == "auto" else device
         dtype = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
         checkpoint = read_checkpoint(
             pretrained_model_name_or_path, dtype=None if dtype == "auto" else dtype, device=device
@@ -113,13 +112,14 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
 
 def _new_network(config: MalmoiConfig) -> Network:
     features = getattr(config, "features", None)
-    network = Network(
-        config.ours,
-        dict(config.heads),
-        pooler=config.pooler,
-        features=FeatureConfig.from_dict(features) if features else None,
+    return initialise(
+        Network(
+            config.ours,
+            dict(config.heads),
+            pooler=config.pooler,
+            features=FeatureConfig.from_dict(features) if features else None,
+        )
     )
-    return initialise(network)
 
 
 class MalmoiModel(MalmoiPreTrainedModel):

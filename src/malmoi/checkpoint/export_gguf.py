@@ -61,11 +61,13 @@ def export_gguf(checkpoint: Checkpoint, path: Path, dtype: str = "f32") -> None:
     values = resolve_rules(network.config)
     fields = {theirs: values[ours] for theirs, ours in GGUF_ARCHITECTURES[name].fields.items()}
     sizes = fields | _scaling(network.config)
-    metadata = {f"{name}.{field}": value for field, value in sizes.items()}
-    metadata |= gguf_vocabulary(checkpoint.required_tokenizer, network.config.vocab)
-    metadata |= {"general.file_type": int(gguf.LlamaFileType[GGUF_DTYPES[dtype]])}
-    metadata |= {"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}
-    metadata |= {"general.name": checkpoint.source.name} if checkpoint.source else {}
+    metadata = {
+        **{f"{name}.{field}": value for field, value in sizes.items()},
+        **gguf_vocabulary(checkpoint.required_tokenizer, network.config.vocab),
+        "general.file_type": int(gguf.LlamaFileType[GGUF_DTYPES[dtype]]),
+        **({"general.quantization_version": gguf.GGML_QUANT_VERSION} if dtype == "q8_0" else {}),
+        **({"general.name": checkpoint.source.name} if checkpoint.source else {}),
+    }
     replace_file(
         path, lambda beside: _write(beside, name, metadata, _tensors(name, network), dtype)
     )
@@ -135,10 +137,9 @@ def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
 
 def _turned(called: str, tensor: Tensor, name: str, config: ModelConfig) -> Tensor:
     """GPT-2's matrices as [out, in]; LLaMA's query and key rows interleaved (x_2i, x_2i+1)."""
-    part = called.split(".")[-2]
     if name == "gpt2":
         return tensor.T if tensor.dim() > 1 and called.startswith("blk.") else tensor
-    heads = {"attn_q": config.heads, "attn_k": config.key_heads}.get(part)
+    heads = {"attn_q": config.heads, "attn_k": config.key_heads}.get(called.split(".")[-2])
     if heads is not None:
         tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
     return tensor

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.errors import MalmoiError, ensure, first_line, require_known, require_that
+from malmoi.errors import ensure, explained, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs
 from malmoi.model import Network
@@ -151,10 +151,14 @@ def export_onnx(
 
 def _check(network: Network, dtype: str, size: int) -> None:
     require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
-    plain = not is_quantized(network)
-    require_that(plain, "These weights are int8 already: export the model that they are from.")
-    small = dtype != "int8" or size <= MAX_INLINE_BYTES
-    require_that(small, "ONNX Runtime can quantise models of up to 2 GB: export this as fp32.")
+    require_that(
+        not is_quantized(network),
+        "These weights are int8 already: export the model that they are from.",
+    )
+    require_that(
+        dtype != "int8" or size <= MAX_INLINE_BYTES,
+        "ONNX Runtime can quantise models of up to 2 GB: export this as fp32.",
+    )
     network.require_attention("ONNX export")
     require_that(
         not network.trunk.has_soft_tokens,
@@ -178,7 +182,8 @@ def _program(graph: OnnxModel) -> Any:
     limits = {name: Dim(name) for name in ("batch", "choices")}
     limits["length"] = Dim("length", max=context)
     shapes = tuple({i: limits[name] for i, name in enumerate(graph.shape)} for _ in example)
-    try:
+    # torch has its own exception hierarchy for what it cannot trace
+    with explained(Exception, "This model cannot be turned into ONNX: {type}: {reason}"):
         return torch.onnx.export(
             torch.export.export(graph, example, dynamic_shapes=shapes),
             dynamo=True,
@@ -187,12 +192,6 @@ def _program(graph: OnnxModel) -> Any:
             output_names=graph.outputs,
             verbose=False,
         )
-    except Exception as error:  # torch has its own exception hierarchy for what it cannot trace
-        raise MalmoiError(
-            "This model cannot be turned into ONNX: {type}: {reason}",
-            type=type(error).__name__,
-            reason=first_line(error),
-        ) from error
 
 
 def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
@@ -200,11 +199,12 @@ def _describe(model: Any, checkpoint: Checkpoint, graph: OnnxModel) -> None:
     for part in (model.graph, *model.graph):
         part.metadata_props.clear()
     _name_axes(model, graph)
-    about = {"head": graph.head or "none", "context": str(graph.network.config.context)}
     named = {str(i): name for i, name in enumerate(checkpoint.labels)}
     meta = {"labels": checkpoint.labels, "malmoi": checkpoint.extra, "id2label": named}
-    about |= {name: json.dumps(value, ensure_ascii=False) for name, value in meta.items() if value}
-    model.metadata_props.update(about)
+    model.metadata_props.update(
+        {"head": graph.head or "none", "context": str(graph.network.config.context)}
+        | {name: json.dumps(value, ensure_ascii=False) for name, value in meta.items() if value}
+    )
 
 
 def _name_axes(model: Any, graph: OnnxModel) -> None:
@@ -216,9 +216,10 @@ def _name_axes(model: Any, graph: OnnxModel) -> None:
     made = (value for node in model.graph for value in node.outputs)
     for value in (*model.graph.inputs, *made):
         if value.shape is not None:
-            dims = [dim if isinstance(dim, int) else str(dim.value) for dim in value.shape]
-            renamed = [names.get(dim, dim) if isinstance(dim, str) else dim for dim in dims]
-            value.shape = onnx_ir.Shape(renamed)
+            value.shape = onnx_ir.Shape(
+                dim if isinstance(dim, int) else names.get(str(dim.value), str(dim.value))
+                for dim in value.shape
+            )
 
 
 def _quantize(file: Path) -> None:
@@ -265,5 +266,4 @@ def expected_scores(graph: OnnxModel, given: tuple[Tensor, ...]) -> list[Any]:
     hidden = network.hidden(rows, keep=keep, segments=segments[0] if segments else None)
     if graph.head is None:
         return [hidden.numpy()]
-    scores = network.read(graph.head, hidden, keep)
-    return [part.numpy() for part in graph.split(scores, given[0])]
+    return [part.numpy() for part in graph.split(network.read(graph.head, hidden, keep), given[0])]

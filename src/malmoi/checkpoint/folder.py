@@ -23,7 +23,7 @@ from malmoi.checkpoint.weights import (
     read_weights,
 )
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError, ensure, first_line, nearest, require_that
+from malmoi.errors import MalmoiError, ensure, first_line, nearest, require_that, required
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import shipped
@@ -67,9 +67,11 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
     if not path.is_file():
         return None
     found = parse(read_text(path), str(path))
-    listed = isinstance(found, list) and all(isinstance(one, dict) for one in found)
     ensure(
-        listed, "{path} must hold a list of modules, not {found}.", path=path, found=shown(found)
+        isinstance(found, list) and all(isinstance(one, dict) for one in found),
+        "{path} must hold a list of modules, not {found}.",
+        path=path,
+        found=shown(found),
     )
     modules = [JsonObject(one, str(path)) for one in found]
     names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
@@ -121,12 +123,11 @@ def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width:
         {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
         for i, (name, at) in enumerate(names.items())
     ]
-    own = pooling.tokens
-    flags = {name: POOLED_TOKENS.get(mode) == own for mode, name in POOLING_FLAGS.items()}
+    modes = POOLING_FLAGS.items()
+    flags = {name: POOLED_TOKENS.get(mode) == pooling.tokens for mode, name in modes}
     for at in names.values():
         (folder / at).mkdir(exist_ok=True)
-    pooled = {"word_embedding_dimension": width, **flags}
-    write_json(folder / POOLING_FOLDER / "config.json", pooled)
+    write_json(folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width} | flags)
     if pooling.max_tokens:
         length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
         write_json(folder / LENGTH_FILE, length)
@@ -171,11 +172,10 @@ class Checkpoint:
 
     @property
     def required_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise UsageError(
-                "This model's folder has no tokenizer; put its tokenizer.json beside the weights."
-            )
-        return self.tokenizer
+        return required(
+            self.tokenizer,
+            "This model's folder has no tokenizer; put its tokenizer.json beside the weights.",
+        )
 
 
 def read_checkpoint(
@@ -223,14 +223,15 @@ def read_checkpoint(
         else:
             network, notes = from_hf(FAMILY_TABLES[kind], weights, config, folder)
         network.eval().to(device=device, dtype=dtype)
-    generation = read_model_json(folder / "generation_config.json", required=False)
     problem = config.text("problem_type", default=None)
     extra = {} if problem is None else {"problem_type": problem}
     checkpoint = Checkpoint(
         network,
         Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=_labels(config, network),
-        generation=dict(_with_ids(generation)),
+        generation=dict(
+            _with_ids(read_model_json(folder / "generation_config.json", required=False))
+        ),
         notes=notes,
         extra={**config.object("malmoi", default={}), **extra},
         source=folder.absolute(),
@@ -295,8 +296,9 @@ def _read_own(
     with named(values.where):
         config = ModelConfig.from_dict(values.object("model"))
         check_sizes(config, weights, values.where)
-        given = values.get("features")
-        features = FeatureConfig.from_dict(values.object("features")) if given else None
+        features = (
+            FeatureConfig.from_dict(values.object("features")) if values.get("features") else None
+        )
         pooler = values.flag("pooler", default=False)
         network = empty(config, classes, pooler=pooler, features=features)
     shapes = {name: t.shape for name, t in network.state_dict().items()}
@@ -304,10 +306,12 @@ def _read_own(
     embedding = weights.get("trunk.embed.token.weight")
     if config.tied and embedding is not None:
         wrong += [k for k, v in weights.items() if is_tied(k) and not is_same(v, embedding)]
-    if wrong:
-        raise MalmoiError(
-            "{folder}: the tensor {name} does not fit config.json.", folder=folder, name=wrong[0]
-        )
+    ensure(
+        not wrong,
+        "{folder}: the tensor {name} does not fit config.json.",
+        folder=folder,
+        name="".join(wrong[:1]),
+    )
     return network, fill_network(network, weights, folder, {})
 
 
@@ -351,8 +355,10 @@ def find_on_hub(source: str | Path) -> Path:
 
 
 def _download(name: str) -> Path:
-    what = msg("There is no folder {name!r}, and a download from the hub", name=name)
-    hub = optional_package("huggingface_hub", what)
+    hub = optional_package(
+        "huggingface_hub",
+        msg("There is no folder {name!r}, and a download from the hub", name=name),
+    )
     try:
         return Path(hub.snapshot_download(name, allow_patterns=HUB_FILES))
     # every transport raises errors of its own; all become one message

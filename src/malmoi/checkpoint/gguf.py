@@ -10,6 +10,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from malmoi.checkpoint.hf_tables import LLAMA_TABLE, PLACE, SCALING_NUMBERS
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import MalmoiError, ensure, explained, required
 from malmoi.messages import msg
 from malmoi.model.positions import rotary_frequencies
 from malmoi.system.limits import shown
@@ -36,6 +37,7 @@ NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 TEXT_TYPE = 8
 ARRAY_TYPE = 9
 MAX_DIMENSIONS = 4
+DAMAGED = "{path} is cut short or damaged: {reason}. Copy or download it again."
 
 
 class Cursor:
@@ -125,8 +127,11 @@ class GGUFFile:
             self._bytes(name)
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
-        is_gguf = bytes(cursor.take(4)) == MAGIC
-        ensure(is_gguf, "{path} is no GGUF file: it does not begin with GGUF.", path=self.path)
+        ensure(
+            bytes(cursor.take(4)) == MAGIC,
+            "{path} is no GGUF file: it does not begin with GGUF.",
+            path=self.path,
+        )
         version = cursor.number("I")
         ensure(
             version in VERSIONS,
@@ -152,12 +157,9 @@ class GGUFFile:
         stored = self.tensors[name]
         called = shown(name)
         gguf = gguf_package()
-        try:  # how many numbers make a block, and its size in bytes
+        with self._known_format(called, stored.kind):
+            # how many numbers make a block, and its size in bytes
             block, size = map(int, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(stored.kind)])
-        except (ValueError, KeyError):
-            raise damaged_file(
-                self.path, "{name} has an unknown format ({kind})", name=called, kind=stored.kind
-            ) from None
         shape = list(stored.shape)
         if not shape or shape[-1] % block:
             raise damaged_file(
@@ -176,20 +178,20 @@ class GGUFFile:
         gguf = gguf_package()
         rows = np.frombuffer(self._bytes(name), np.uint8).reshape(*stored.shape[:-1], -1)
         kind = gguf.GGMLQuantizationType(stored.kind)
-        try:
-            # a damaged scale may be infinite; no need for NumPy to warn
-            with np.errstate(all="ignore"):
-                numbers = gguf.quants.dequantize(rows, kind)
-        except NotImplementedError:
-            raise damaged_file(
-                self.path, "{name} has an unknown format ({kind})", name=shown(name), kind=kind.name
-            ) from None
+        # a damaged scale may be infinite; no need for NumPy to warn
+        with self._known_format(shown(name), kind.name), np.errstate(all="ignore"):
+            numbers = gguf.quants.dequantize(rows, kind)
         return torch.from_numpy(np.array(numbers, np.float32)).reshape(stored.shape)
+
+    def _known_format(self, name: str, kind: object) -> AbstractContextManager[None]:
+        """Explains that a format is unknown."""
+        why = msg("{name} has an unknown format ({kind})", name=name, kind=kind)
+        unknown = (ValueError, KeyError, NotImplementedError)
+        return explained(unknown, DAMAGED, path=self.path, reason=why)
 
 
 def damaged_file(path: Path, reason: str, **values: object) -> MalmoiError:
-    sentence = "{path} is cut short or damaged: {reason}. Copy or download it again."
-    return MalmoiError(sentence, path=path, reason=msg(reason, **values))
+    return MalmoiError(DAMAGED, path=path, reason=msg(reason, **values))
 
 
 def gguf_package() -> Any:
@@ -264,15 +266,21 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
         for key, ours in LLAMA_KEYS.items()
         if key in meta
     }
-    tensors = file.tensors
-    embedding = tensors.get("token_embd.weight")
-    if embedding is None:
-        raise MalmoiError("{path} is no whole model: no token_embd.weight.", path=file.path)
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **named}
-    config["vocab_size"] = embedding.shape[0]
-    config["tie_word_embeddings"] = "output.weight" not in tensors
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    embedding = required(
+        file.tensors.get("token_embd.weight"),
+        "{path} is no whole model: no token_embd.weight.",
+        raises=MalmoiError,
+        path=file.path,
+    )
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        **named,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
     model = LLAMA_TABLE.read_config(config, str(file.path))
     share = meta.get("rope.dimension_count", model.size_per_head) / model.size_per_head
     return config | {"rope_scaling": _scaling(file, meta, model) | {"partial_rotary_factor": share}}
@@ -281,8 +289,12 @@ def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> Any:
     """One number for all layers; floats as meant, not as fp32 rounds them (9.9999997e-06)."""
     if isinstance(value, list):
-        one = len(set(value)) == 1
-        ensure(one, "{path}: llama.{name} must be one for all layers.", path=path, name=name)
+        ensure(
+            len(set(value)) == 1,
+            "{path}: llama.{name} must be one for all layers.",
+            path=path,
+            name=name,
+        )
         value = value[0]
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
@@ -334,6 +346,9 @@ def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
     roles = ("bos", "eos", "eot", "eom", "padding")
     named = {role: metadata.get(f"tokenizer.ggml.{role}_token_id") for role in roles}
     ends = [named[role] for role in ("eos", "eot", "eom") if named[role] is not None]
-    values = {"bos_token_id": named["bos"], "pad_token_id": named["padding"]}
-    values["eos_token_id"] = ends[0] if len(set(ends)) == 1 else list(dict.fromkeys(ends)) or None
+    values = {
+        "bos_token_id": named["bos"],
+        "pad_token_id": named["padding"],
+        "eos_token_id": ends[0] if len(set(ends)) == 1 else list(dict.fromkeys(ends)) or None,
+    }
     return {key: value for key, value in values.items() if value is not None}

@@ -49,8 +49,9 @@ def place_quantized(network: Network, name: str, weight: Quantized, bias: Tensor
     exact = torch.equal(scale.float(), weight.scale.float())
     if not exact or not fits(weight.numbers.size(1), scale.size(1)):
         return False
-    laid_out = Packed.of(weight.numbers, scale, weight.bits)
-    network.set_submodule(name, QuantizedLinear(laid_out, bias))
+    network.set_submodule(
+        name, QuantizedLinear(Packed.of(weight.numbers, scale, weight.bits), bias)
+    )
     return True
 
 
@@ -84,10 +85,10 @@ class Packing:
         for name, weight in tensors.items():
             if name in chosen:
                 found |= self._packed(name, weight)
-                continue
-            tensor = dense(weight)
-            kept = self.exact or not tensor.is_floating_point()
-            found[name] = tensor if kept else tensor.to(bf16())
+            else:
+                tensor = dense(weight)
+                kept = self.exact or not tensor.is_floating_point()
+                found[name] = tensor if kept else tensor.to(bf16())
         return found
 
     def _packed(self, name: str, weight: Weight) -> dict[str, Tensor]:
@@ -100,10 +101,11 @@ class Packing:
             columns=columns,
             name=name,
         )
-        if isinstance(weight, Quantized):
-            numbers, scale = weight.numbers, weight.scale
-        else:
-            numbers, scale = rounded(weight.detach().cpu().float().reshape(-1, group), self.bits)
+        numbers, scale = (
+            (weight.numbers, weight.scale)
+            if isinstance(weight, Quantized)
+            else rounded(weight.detach().cpu().float().reshape(-1, group), self.bits)
+        )
         words = to_words(numbers.reshape(rows, columns), self.bits)
         parts = (words, scale.view(rows, -1), torch.tensor([rows, columns]))
         names = (name.removesuffix(".weight") + part for part in PART_SUFFIXES)

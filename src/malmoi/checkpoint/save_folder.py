@@ -39,9 +39,9 @@ def write_checkpoint(
         not network.trunk.has_soft_tokens,
         "A model folder cannot hold soft tokens: keep the adapter's folder.",
     )
-    reading = network.config.both_ways and "mlm" in network.heads
     require_that(
-        not reading, "This is one reading of a model that reads both ways: save the model itself."
+        not network.config.both_ways or "mlm" not in network.heads,
+        "This is one reading of a model that reads both ways: save the model itself.",
     )
     packing = packing or Packing.of(network)
     table = _table_for(checkpoint, packed=packing is not None)
@@ -51,10 +51,9 @@ def write_checkpoint(
         weights = {k: v for k, v in weights.items() if not (table is None and is_tied(k))}
     config = _config_json(checkpoint, table)
     if packing is None:
-        tensors = {name: dense(weight) for name, weight in weights.items()}
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                tensors[name] = tensor.to(dtype=checkpoint.dtype)
+        plain = ((name, dense(weight)) for name, weight in weights.items())
+        dtype = checkpoint.dtype
+        tensors = {n: t.to(dtype=dtype) if t.is_floating_point() else t for n, t in plain}
     else:
         tensors = packing.pack(weights, network, table)
         config |= packing.config_json(table)
@@ -135,8 +134,10 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
     if "decoder_start_token_id" in values:
         values |= _decoder_start(checkpoint)
     if checkpoint.labels:
-        values["id2label"] = {str(i): name for i, name in enumerate(checkpoint.labels)}
-        values["label2id"] = {name: i for i, name in enumerate(checkpoint.labels)}
+        values |= {
+            "id2label": {str(i): name for i, name in enumerate(checkpoint.labels)},
+            "label2id": {name: i for i, name in enumerate(checkpoint.labels)},
+        }
     extra = dict(checkpoint.extra)
     if problem_type := extra.pop("problem_type", None):
         values["problem_type"] = problem_type

@@ -147,8 +147,8 @@ def _unused_heads(
         if constant is not None:
             stored = dense(weight).float()  # of half precision, perhaps
             computed = constant(network.config)
-            known = stored.shape == computed.shape
-            known = known and torch.allclose(stored, computed, rtol=0, atol=1e-3)
+            same = stored.shape == computed.shape
+            known = same and torch.allclose(stored, computed, rtol=0, atol=1e-3)
         ensure(
             known,
             "{folder} holds {name}, which a {model_type} with this config.json does not have, so "
@@ -438,10 +438,11 @@ def check_keys(table: Table, theirs: Mapping[str, Any], where: str) -> tuple[str
     unknown = [k for k in unread if k not in UNREAD and not UNREAD_KINDS.fullmatch(k)]
     if not unknown:
         return ()
-    note = msg(
-        "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
-        model_type=table.model_type,
-        names=", ".join(unknown[:4]),
-        hint=nearest(unknown[0], table.known),
+    return (
+        msg(
+            "config.json has settings that no {model_type} of transformers has: {names}.{hint}",
+            model_type=table.model_type,
+            names=", ".join(unknown[:4]),
+            hint=nearest(unknown[0], table.known),
+        ),
     )
-    return (note,)

@@ -298,9 +298,7 @@ def _recipe(teacher: Checkpoint, student: Checkpoint, kind: TextObjective) -> Re
     path = teacher.source / "recipe.json"
     model = student.network.config
     length = min(model.context, teacher.network.config.context, MAX_TEXT_TOKENS)
-    if not path.is_file():
-        data = DataConfig(lengths=(length,))
-        return Recipe(name="distil", model=model, objective=kind, data=data)
-    known = read_recipe(path)
-    data = replace(known.data, weights=())
-    return replace(known, name="distil", model=model, objective=kind, data=data)
+    known = read_recipe(path) if path.is_file() else None
+    data = replace(known.data, weights=()) if known else DataConfig(lengths=(length,))
+    parts: dict[str, Any] = dict(name="distil", model=model, objective=kind, data=data)
+    return replace(known, **parts) if known else Recipe(**parts)

@@ -21,7 +21,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.translate import empty, fill_network
 from malmoi.compression.result import CompressionResult, folder_measures, judged_options, open_whole
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.evaluation.examples import load_examples, require_labels
 from malmoi.evaluation.features import FeatureView
 from malmoi.evaluation.kinds import encode_examples, head_kind
@@ -59,7 +59,10 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
     source = checkpoint.source or out
     arguments = [checkpoint.network, how]
     if train is not None:
-        _check_ranked(way, how)  # before the work
+        require_that(
+            way in ("heads", "neurons"), "--train ranks heads and neurons, not {way}.", way=way
+        )
+        _count(how, 1, way)  # refuses an impossible share before the work
         device = join_process_group(judge.device).device
         arguments += [part_importance(checkpoint, way, judge.task, train, device)]
     smaller = PRUNE_METHODS[way](*arguments)
@@ -67,13 +70,6 @@ def prune_model(model: str | Path, out: str | Path, **options: Any) -> Compressi
     write_checkpoint(replace(checkpoint, network=smaller), out)
     after = {"zeros": zeros(smaller)} | folder_measures(out, judge)
     return CompressionResult.of((checkpoint.network, source), (smaller, out), before, after)
-
-
-def _check_ranked(way: str, share: Any) -> None:
-    require_that(
-        way in ("heads", "neurons"), "--train ranks heads and neurons, not {way}.", way=way
-    )
-    _count(share, 1, way)
 
 
 def zeros(network: Network) -> float:
@@ -175,12 +171,9 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
 
 def _numbers(layers: str | Sequence[int]) -> list[int]:
     parts = layers.split(",") if isinstance(layers, str) else layers
-    try:
+    sentence = "layers are comma-separated numbers, such as 0,2,4; not {layers}."
+    with explained(ValueError, sentence, raises=UsageError, layers=layers):
         return [int(part) for part in parts]
-    except ValueError:
-        raise UsageError(
-            "layers are comma-separated numbers, such as 0,2,4; not {layers}.", layers=layers
-        ) from None
 
 
 def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None = None) -> Network:
@@ -195,8 +188,7 @@ def with_neurons(network: Network, share: float, sizes: Sequence[Tensor] | None 
 def _neuron_sizes(mlp: Any) -> Tensor:
     """[F]; a gated neuron has two input rows, whose product counts."""
     write = mlp.down.weight.norm(dim=0)
-    read = mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0)
-    return cast(Tensor, read * write)
+    return cast(Tensor, mlp.up.weight.norm(dim=1).view(-1, len(write)).prod(0) * write)
 
 
 def _kept_neurons(hidden: int, chosen: Tensor, name: str, tensor: Tensor) -> Tensor:
@@ -354,11 +346,10 @@ def _of_rows(
     examples = load_examples(task, data).rows[:MAX_SAMPLE_ROWS]
     require_labels(examples)
     items = encode_examples(task, examples, FeatureView.of(reading, reading.labels))
-    batches = (
+    return kind.objective(None), (
         collate(items[i : i + ROWS_PER_BATCH], checkpoint.network.config)
         for i in range(0, len(items), ROWS_PER_BATCH)
     )
-    return kind.objective(None), batches
 
 
 def _of_text(checkpoint: Checkpoint, data: Path) -> tuple[Objective, Iterator[SampleBatch]]:

@@ -20,7 +20,7 @@ from malmoi.compression.result import CompressionResult, Cost
 from malmoi.errors import require_that
 from malmoi.inference import load
 from malmoi.kernels.int8 import STRIDE
-from malmoi.model import Network, count_parameters
+from malmoi.model import count_parameters
 from malmoi.system.machine import float64_device, pick_device
 from malmoi.text.documents import read_documents
 
@@ -85,14 +85,22 @@ def round_calibrated(
     Each map is rounded when its input arrives, which has the errors of earlier maps.
     """
     network = checkpoint.network
-    _check_gptq(network, packing)
+    require_that(
+        network.config.distinct >= network.config.depth,
+        "GPTQ does not support layers that share weights, as in this model: use --method round.",
+    )
+    require_that(
+        packing.group % STRIDE == 0,
+        "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another --group.",
+        stride=STRIDE,
+        group=packing.group,
+    )
     tokens = calibration_tokens(checkpoint, calibration)
     found: dict[nn.Linear, Quantized] = {}
 
     def round_on_arrival(part: nn.Linear, given: tuple[Tensor]) -> None:
         rows = given[0].reshape(-1, part.in_features).float()
-        group = packing.group or part.in_features
-        rounded = gptq(part.weight, rows.T @ rows, packing.bits, group)
+        rounded = gptq(part.weight, rows.T @ rows, packing.bits, packing.group or part.in_features)
         part.weight.copy_(rounded.dense())
         found[part] = rounded.cpu()
 
@@ -106,19 +114,6 @@ def round_calibrated(
     names = {part: name for name, part in network.named_modules()}
     for part, rounded in found.items():
         assert place_quantized(network, names[part], rounded, part.bias)
-
-
-def _check_gptq(network: Network, packing: Packing) -> None:
-    require_that(
-        network.config.distinct >= network.config.depth,
-        "GPTQ does not support layers that share weights, as in this model: use --method round.",
-    )
-    require_that(
-        packing.group % STRIDE == 0,
-        "GPTQ needs groups of a multiple of {stride} inputs, not {group}; choose another --group.",
-        stride=STRIDE,
-        group=packing.group,
-    )
 
 
 def calibration_tokens(checkpoint: Checkpoint, calibration: Path) -> Tensor:

@@ -106,8 +106,7 @@ class CompressionResult(Result):
             before, after = self.costs
             yield "MB in memory", *_both((before.memory / 1e6, after.memory / 1e6), ",.1f")
             yield before.unit, *_both((before.rate, after.rate), ",.3g")
-        for name, values in self.metrics.items():
-            yield name, *_both(values, ".4g")
+        yield from ((name, *_both(values, ".4g")) for name, values in self.metrics.items())
 
     @classmethod
     def of(

@@ -112,8 +112,7 @@ def _factorised(old: Network, width: int) -> Iterator[tuple[str, Tensor]]:
     _, vectors = torch.linalg.eigh(every.T @ every)
     # [D, E]
     basis = vectors[:, -(width - 1) :] @ _centred(width).T if c.embed_norm else vectors[:, -width:]
-    for name, table in tables.items():
-        yield name, (table @ basis).float()
+    yield from ((name, (table @ basis).float()) for name, table in tables.items())
     back = basis
     bias = torch.zeros(c.width)
     if c.embed_norm:

@@ -163,8 +163,7 @@ def _norm_argument(norm: nn.Module | None) -> _Norm:
     if norm is None or isinstance(norm, nn.Identity):
         return _Norm(None, None)
     bias = getattr(norm, "bias", None)
-    weight = cast(Tensor, norm.weight)
-    return _Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+    return _Norm(cast(Tensor, norm.weight).data_ptr(), None if bias is None else bias.data_ptr())
 
 
 def layer_arguments(trunk: Transformer) -> "ctypes.Array[Layer]":
@@ -213,9 +212,7 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
     if trunk not in _ENCODERS:
         _ENCODERS[trunk] = _encoder(trunk)
     run_hooks(trunk)
-    keep = layout.keep
-    if keep is None:
-        keep = torch.ones(x.shape[:2], dtype=torch.bool)
+    keep = torch.ones(x.shape[:2], dtype=torch.bool) if layout.keep is None else layout.keep
     rows = x[keep]
     _ENCODERS[trunk](rows, positions.expand(keep.shape)[keep], F.pad(keep.sum(1).cumsum(0), (1, 0)))
     return torch.zeros_like(x).masked_scatter_(keep[..., None], rows)

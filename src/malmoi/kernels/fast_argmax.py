@@ -74,8 +74,7 @@ def fast_argmax_for(network: Network) -> FastArgmax | None:
 
 def greedy_tokens(network: Network, fast_argmax: FastArgmax | None, hidden: Tensor) -> list[int]:
     """The most likely token for each hidden state [B, D], screened where that pays."""
-    screened = fast_argmax is not None and len(hidden) <= MAX_SCREENED_ROWS
-    if screened and fast_argmax is not None and fast_argmax.is_current:
+    if fast_argmax is not None and len(hidden) <= MAX_SCREENED_ROWS and fast_argmax.is_current:
         return fast_argmax.argmax(fast_argmax.head.features(hidden)).tolist()
     return network.read("lm", hidden).argmax(-1).tolist()
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, require_that, required
 from malmoi.messages import msg
 from malmoi.model.heads import VOCABULARY_HEADS, VocabularyHead
 from malmoi.model.network import Network
@@ -101,12 +101,7 @@ class Packed:
 
     def dense(self) -> Tensor:
         """The weight [O, I] in fp32, which holds number · scale exactly."""
-        numbers, scale = self.signed()
-        return expanded(numbers, scale)
-
-    @cached_property
-    def size(self) -> int:
-        return self.numbers.nbytes + self.scale.nbytes
+        return expanded(*self.signed())
 
 
 def bf16() -> torch.dtype:
@@ -158,11 +153,13 @@ def product(
 
     Activations are rounded to 15 bits; to 8, with a step for each 128 of them or each group.
     """
-    library = kernels()
-    if library is None:
-        raise MalmoiError(
-            "Weights of {bits} bits cannot be used: {why_not}.", bits=weight.bits, why_not=why_not()
-        )
+    library = required(
+        kernels(),
+        "Weights of {bits} bits cannot be used: {why_not}.",
+        raises=MalmoiError,
+        bits=weight.bits,
+        why_not=why_not(),
+    )
     call = library.malmoi_quantized_linear
     argument = linear_argument(weight, bias)
     address = ctypes.addressof(argument)
@@ -355,8 +352,7 @@ class QuickRMS(nn.Module):
     def __init__(self, norm: nn.RMSNorm) -> None:
         super().__init__()
         self.weight = norm.weight
-        size = norm.normalized_shape[0]
-        self.root = size**0.5
+        self.root = norm.normalized_shape[0] ** 0.5
         self.register_buffer(
             "floor", torch.tensor(self.root * cast(float, norm.eps) ** 0.5), persistent=False
         )
@@ -396,10 +392,11 @@ def check_place(network: Network) -> None:
     """Raises unless this machine has a kernel for quantised weights: some CPUs do, no GPU does."""
     require_that(network.device.type in INT8_DEVICES, REFUSAL)
     reason = why_not()
-    if reason is not None:
-        raise UsageError(
-            "int8 would be slower than fp32 here: {reason}. Omit --dtype.", reason=reason
-        )
+    require_that(
+        reason is None,
+        "int8 would be slower than fp32 here: {reason}. Omit --dtype.",
+        reason=reason,
+    )
 
 
 def is_quantized(network: nn.Module) -> bool:

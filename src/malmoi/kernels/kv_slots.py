@@ -135,12 +135,13 @@ class SlotView(KVCache):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         size = self.slots.rings.get(layer)
-        at = self.at
-        if size is not None:
-            at = torch.where(at == self.slots.capacity, size, at % size)
-        used = slice(size or self.used)
+        at = (
+            self.at
+            if size is None
+            else torch.where(self.at == self.slots.capacity, size, self.at % size)
+        )
         keys, values = (
-            self._store(held[layer], new, at, used)
+            self._store(held[layer], new, at, slice(size or self.used))
             for held, new in ((self.slots.keys, k), (self.slots.values, v))
         )
         return keys, values
@@ -148,8 +149,7 @@ class SlotView(KVCache):
     def _store(self, held: Tensor, new: Tensor, at: Tensor, used: slice) -> Tensor:
         # [B, G, T, E] → [B, T, G, E]; autocast may produce half precision
         held[self.index[:, None], :, at] = new.transpose(1, 2).to(held.dtype)
-        rows = slice(self.rows) if isinstance(self.rows, int) else self.rows
-        return held[rows, :, used]
+        return held[slice(self.rows) if isinstance(self.rows, int) else self.rows, :, used]
 
 
 class FusedSlotView(SlotView, FusedDecodeCache):
@@ -225,11 +225,10 @@ def read_rows(
     """Reads tokens [B, T] that see `width` places; `where` [3, B]: row, first place, length."""
     rows, starts, lengths = where
     steps = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
-    last = (lengths[:, None] - 1).clamp(min=0)
     hidden: Tensor = network.trunk(
         tokens,
         keep=steps < lengths[:, None],
-        positions=starts[:, None] + steps.minimum(last),
+        positions=starts[:, None] + steps.minimum((lengths[:, None] - 1).clamp(min=0)),
         cache=SlotView(slots, rows, width),
     )
     return hidden

@@ -81,9 +81,8 @@ class Pooler(nn.Module):
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
         self.pool = c.pool
-        dense = c.pooler != "none"
         bias = not c.head_transform
-        self.dense = nn.Linear(c.width, c.width, bias=bias) if dense else nn.Identity()
+        self.dense = nn.Linear(c.width, c.width, bias=bias) if c.pooler != "none" else nn.Identity()
         self.activate: Callable[[Tensor], Tensor] = ACTIVATIONS.get(c.pooler, nn.Identity())
         self.norm = make_norm(c) if c.head_transform else nn.Identity()
 

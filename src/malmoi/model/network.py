@@ -50,11 +50,10 @@ class Network(nn.Module):
         self.features = features
         with _NotDrawn():
             self.trunk, self.reader = _trunk(config, features)
-            self.pooler = Pooler(config) if pooler and features is None else None
             if features is not None:
                 # a frozen [CLS] was not trained to represent its sequence
-                mean = replace(config, pool="mean", pooler="none", head_transform=False)
-                self.pooler = Pooler(mean)
+                config = replace(config, pool="mean", pooler="none", head_transform=False)
+            self.pooler = Pooler(config) if pooler or features is not None else None
             self.heads = nn.ModuleDict()
             for name, classes in heads.items():
                 self.add(name, classes)
@@ -100,8 +99,11 @@ class Network(nn.Module):
             self.heads[name] = Generator(self.config, self.trunk.embed)
             return
         require_known(name, HEADS, "There is no head {name!r}.{hint}")
-        counted = name not in LABEL_HEADS or classes >= 1
-        require_that(counted, "The head {name!r} needs the number of its classes.", name=name)
+        require_that(
+            name not in LABEL_HEADS or classes >= 1,
+            "The head {name!r} needs the number of its classes.",
+            name=name,
+        )
         if self.reader is not None:
             require_that(
                 name in LABEL_HEADS,
@@ -118,15 +120,20 @@ class Network(nn.Module):
     def require_attention(self, what: str) -> None:
         """Refuses a model whose tokens do not attend to one another by softmax, in one text."""
         self.require_one_text(what)
-        mixer = self.config.mixer
-        sentence = "{what} is for softmax attention; this model has {mixer}."
-        require_that(mixer == "attention", sentence, what=msg(what), mixer=mixer)
+        require_that(
+            self.config.mixer == "attention",
+            "{what} is for softmax attention; this model has {mixer}.",
+            what=msg(what),
+            mixer=self.config.mixer,
+        )
 
     def require_one_text(self, what: str) -> None:
         """Refuses a model that reads more than a text: a source too, or features."""
-        c = self.config
-        sentence = "{what} does not support translation models or models of features."
-        require_that(not (c.encoder_depth or c.feature_count), sentence, what=msg(what))
+        require_that(
+            not (self.config.encoder_depth or self.config.feature_count),
+            "{what} does not support translation models or models of features.",
+            what=msg(what),
+        )
 
     def masked(self) -> "Network":
         """A bidirectional view, whose mlm head is the lm head one position to the left."""
@@ -135,10 +142,9 @@ class Network(nn.Module):
         if not self.trunk.is_causal:
             return self
         attention = tuple(text.replace("causal", "full") for text in c.attention)
-        view = self._viewed(replace(c, attention=attention, pool="mean"))
         heads = {("mlm" if name == "lm" else name): head for name, head in self.heads.items()}
-        view._modules["heads"] = nn.ModuleDict(heads)
-        return view
+        view = self._viewed(replace(c, attention=attention, pool="mean"))
+        return view._with(heads=nn.ModuleDict(heads))
 
     def with_memory(self, memory: int) -> "Network":
         """The same weights with a memory of this many tokens, and windows that reach as far."""
@@ -160,16 +166,19 @@ class Network(nn.Module):
         trunk.config = config
         trunk.patterns = [parse_pattern(text, config.heads) for text in config.attention]
         trunk.__dict__.pop("is_causal", None)
-        view = copy.copy(self)
+        view = self._with(trunk=trunk)
         view.config = config
-        view._modules = {**self._modules, "trunk": trunk}
         return view
 
     def without_head(self, name: str) -> "Network":
         """The same network, sharing its weights, without one of the heads."""
         heads = {other: head for other, head in self.heads.items() if other != name}
+        return self._with(heads=nn.ModuleDict(heads))
+
+    def _with(self, **modules: nn.Module) -> "Network":
+        """A shallow copy with other modules."""
         view = copy.copy(self)
-        view._modules = {**self._modules, "heads": nn.ModuleDict(heads)}
+        view._modules = {**self._modules, **modules}
         return view
 
     def tie(self) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, explained, require_that
 from malmoi.system.plugins import Registry
 
 # (batch, head, query, key) → bool; the arguments are tensors that broadcast
@@ -240,9 +240,13 @@ class Pattern:
 
     def _read(self, layout: Layout) -> Predicate:
         groups = [_parse(text, partial(_named, layout)) for text in self.text.split(";")]
-        n = len(groups)
-        sentence = "The pattern {text!r} has {n} head groups for {heads} heads."
-        require_that(n <= self.heads, sentence, text=self.text, n=n, heads=self.heads)
+        require_that(
+            len(groups) <= self.heads,
+            "The pattern {text!r} has {n} head groups for {heads} heads.",
+            text=self.text,
+            n=len(groups),
+            heads=self.heads,
+        )
         return groups[0] if len(groups) == 1 else by_head(groups, self.heads)
 
 
@@ -269,12 +273,13 @@ def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:
             return named(next(names))
         raise SyntaxError
 
-    try:
+    with explained(
+        (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration),
+        "The attention pattern {text!r} must be names joined by & and |.",
+        raises=UsageError,
+        text=text,
+    ):
         return join(ast.parse(NAME.sub("x", text).strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, StopIteration):
-        raise UsageError(
-            "The attention pattern {text!r} must be names joined by & and |.", text=text
-        ) from None
 
 
 def _named(layout: Layout, token: str) -> Predicate:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import UsageError, explained, require_known, require_that
 
 # frequencies [E/2], and the factor for cos and sin
 ScaledFrequencies = tuple[Tensor, float]
@@ -36,8 +36,9 @@ class Sinusoid(nn.Module):
 
     def __init__(self, context: int, width: int, *, halves: bool = False) -> None:
         super().__init__()
-        table = sinusoid_table(context, width, halves=halves)
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer(
+            "table", sinusoid_table(context, width, halves=halves), persistent=False
+        )
 
     def forward(self, positions: Tensor) -> Tensor:
         return F.embedding(positions, cast(Tensor, self.table))
@@ -95,15 +96,11 @@ def parse_scaling(text: str) -> tuple[Callable[..., ScaledFrequencies], tuple[fl
     """Parses a rule and its numbers: "llama3:8,1,4,8192"."""
     name, _, rest = text.partition(":")
     require_known(name, SCALINGS, "There is no rotary scaling {name!r}.{hint}")
-    try:
+    sentence = "The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'."
+    with explained(ValueError, sentence, raises=UsageError, text=text):
         numbers = tuple(float(part) for part in rest.split(","))
-        if any(not 0 < number < math.inf for number in numbers):
-            raise ValueError
-        return SCALINGS[name], numbers
-    except ValueError:
-        raise UsageError(
-            "The rotary scaling {text!r} must be a name and numbers, such as 'linear:4'.", text=text
-        ) from None
+    require_that(all(0 < number < math.inf for number in numbers), sentence, text=text)
+    return SCALINGS[name], numbers
 
 
 def rotary_frequencies(config: ModelConfig) -> ScaledFrequencies:

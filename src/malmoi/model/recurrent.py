@@ -75,10 +75,8 @@ class LSTM(nn.Module):
 
     def _run(self, x: Tensor | PackedSequence, state: Tensor | None) -> tuple[Any, Tensor]:
         sizes = (self.cells.proj_size or self.cells.hidden_size, self.cells.hidden_size)
-        begin = None
-        if state is not None:
-            begin = tuple(part[None].contiguous() for part in state.split(sizes, 1))
-        read, final = self.cells(x, begin)
+        parts = () if state is None else state.split(sizes, 1)
+        read, final = self.cells(x, tuple(part[None].contiguous() for part in parts) or None)
         return read, torch.cat(final, -1)[0]
 
     @torch.no_grad()

@@ -217,8 +217,7 @@ def _tiles(x: Tensor, slots: Tensor) -> Tensor:
 
 def _untiled(y: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
     """[n, B·H, Q, E] → [B, H, queries, E], without padding."""
-    split = y.view(len(y), *like.shape[:2], *y.shape[2:])
-    return split.permute(1, 2, 0, 3, 4)[:, :, bucket.real]
+    return y.view(len(y), *like.shape[:2], *y.shape[2:]).permute(1, 2, 0, 3, 4)[:, :, bucket.real]
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.model.attention import Attention, LayerInputs, any_shape, products
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
@@ -319,16 +319,20 @@ class Transformer(nn.Module):
         """
         self._check_length(tokens, positions, cache)
         if self.soft_prompt is not None and not self.is_causal:
-            plain = positions is None and documents is None and cache is None
-            require_that(plain, "Soft tokens of a BERT need one padded text per row.")
+            require_that(
+                positions is None and documents is None and cache is None,
+                "Soft tokens of a BERT need one padded text per row.",
+            )
             soft = self.soft_prompt.expand(len(tokens), -1, -1)
             hidden = self._after_vectors(soft, tokens, segments, keep, activations=activations)
             if activations:
                 for states in (activations.hidden, activations.blocks):
                     states[:] = [state[:, soft.size(1) :] for state in states]
             return hidden
-        if self.config.mixer != "attention" and (documents is not None or bounds is not None):
-            raise UsageError("Recurrent models read no packed documents: set data.packed=false.")
+        require_that(
+            self.config.mixer == "attention" or (documents is None and bounds is None),
+            "Recurrent models read no packed documents: set data.packed=false.",
+        )
         layout, positions = self._layout(tokens, keep, positions, documents, cache)
         layout = replace(layout, tokens=keep)
         prefix = self.prefix_kv if self.soft_prompt is None else self.prompt_kv(self.soft_prompt)
@@ -523,6 +527,9 @@ class Transformer(nn.Module):
     ) -> None:
         length = tokens.size(1) + (cache.used if cache is not None else 0)
         c = self.config
-        fits = length <= c.max_length or positions is not None or c.positions == "none"
-        sentence = "{length} tokens are more than this model's context of {context}."
-        require_that(fits, sentence, length=length, context=c.context)
+        require_that(
+            length <= c.max_length or positions is not None or c.positions == "none",
+            "{length} tokens are more than this model's context of {context}.",
+            length=length,
+            context=c.context,
+        )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
 from malmoi.model.kv_cache import KVCache
@@ -123,8 +123,9 @@ class EncoderDecoder(Transformer):
         self._check_length(source, None, None)
         layout, positions = self.encoder._layout(source, keep, None, None, None)
         x = self.embed(source, positions, None)
-        kept = self.encoder._kept(None)
-        return self.encoder._layers(x, layout, positions, None, kept, activations)
+        return self.encoder._layers(
+            x, layout, positions, None, self.encoder._kept(None), activations
+        )
 
     def forward(  # type: ignore[override]  # noqa: PLR0913  # the tensors of a batch, by their names
         self,
@@ -138,9 +139,8 @@ class EncoderDecoder(Transformer):
     ) -> Tensor:
         """Hidden states of the target `tokens`, given a `source` or its `memory`."""
         if memory is None:
-            if source is None:
-                raise UsageError("This model translates: it needs a source beside the target.")
-            states = self.encoder_states(source, source_keep)
+            translates = "This model translates: it needs a source beside the target."
+            states = self.encoder_states(required(source, translates), source_keep)
             memory = Memory((states,) * self.config.depth, source_keep)
         self._check_length(tokens, None, cache)
         layout, positions = self._layout(tokens, keep, None, None, cache)
@@ -171,8 +171,10 @@ class FeaturePrefix(Transformer):
     ) -> Tensor:
         """Hidden states of the text; with a cache whose rows have their features, of more text."""
         if features is None:
-            if cache is None or not cache.used:
-                raise UsageError("This model needs features: pass them with the text.")
+            require_that(
+                cache is not None and cache.used,
+                "This model needs features: pass them with the text.",
+            )
             return super().forward(tokens, keep=keep, cache=cache, activations=activations)
         read = [self.config.feature_count, self.config.feature_width]
         require_that(
@@ -233,8 +235,11 @@ class BiLSTM(nn.Module):
 
     def __init__(self, inputs: int, width: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        sentence = "A BiLSTM's width must be even (half per direction), not {width}."
-        require_that(width >= 2 and width % 2 == 0, sentence, width=width)
+        require_that(
+            width >= 2 and width % 2 == 0,
+            "A BiLSTM's width must be even (half per direction), not {width}.",
+            width=width,
+        )
         self.lstm = nn.LSTM(
             inputs, width // 2, 2, batch_first=True, dropout=dropout, bidirectional=True
         )

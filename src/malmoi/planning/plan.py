@@ -99,8 +99,7 @@ def device_layout(
     """The network on each of `gpus` GPUs. On one, all strategies are the same."""
     way = way if gpus > 1 else "one"
     tensor = recipe.train.tensor
-    shards = {"fsdp": gpus, "hybrid": min(gpus, GPUS_OF_A_MACHINE)}
-    pieces = shards.get(way, tensor) // tensor
+    pieces = {"fsdp": gpus, "hybrid": min(gpus, GPUS_OF_A_MACHINE)}.get(way, tensor) // tensor
     products = {id(p) for p in network.trunk.blocks.parameters() if p.dim() == 2}
 
     def here(p: Tensor) -> int:
@@ -110,9 +109,7 @@ def device_layout(
 
     whole = count_parameters(network)
     block = count_parameters(network.trunk.blocks[0]) // tensor
-    around = whole - count_parameters(network.trunk.blocks)
-    gathered = 8 * (around + GATHERED_BLOCKS * block)
-    moment = {"one": 0, "ddp": 4 * whole, "fsdp": gathered, "hybrid": gathered}
+    gathered = 8 * (whole - count_parameters(network.trunk.blocks) + GATHERED_BLOCKS * block)
     held = 4 * sum(map(here, network.parameters()))
     fixed = MemoryUse(
         way=way,
@@ -122,7 +119,7 @@ def device_layout(
         gradients=held,
         optimizer=optimizer_bytes(network, recipe, here),
         copies=_copies(network, recipe) if half else 0,
-        exchange=moment[way],
+        exchange={"one": 0, "ddp": 4 * whole, "fsdp": gathered, "hybrid": gathered}[way],
     )
     return DeviceLayout(recipe, half, fixed)
 
@@ -232,10 +229,9 @@ class RunPlan:
         return None if self.fleet.price is None else self.gpu_hours * self.fleet.price
 
     def to_dict(self) -> dict[str, object]:
-        f = self.flops
         room = self.fleet.room
         parts = {part: getattr(self, part) for part in PARAMETER_PARTS}
-        each = {"6nd": f.rule, "exact": f.exact, "again": f.again}
+        each = {"6nd": self.flops.rule, "exact": self.flops.exact, "again": self.flops.again}
         by_micro = self.activations.items()
         return {
             "recipe": self.recipe.to_dict(),
@@ -270,8 +266,7 @@ def plan_run(recipe: Recipe, fleet: Fleet) -> RunPlan:
         recipe, each.done, fleet.gpus * fleet.utilisation * fleet.peak(recipe)
     )
     embedding = count_parameters(network.trunk.embed)
-    blocks = count_parameters(network.trunk.blocks)
-    blocks += count_parameters(network.trunk.norm)
+    blocks = count_parameters(network.trunk.blocks) + count_parameters(network.trunk.norm)
     count = count_parameters(network)
     memory = device_layout(network, recipe, c.parallel, fleet.gpus, half=half).best(fleet.room)
     state = 4 * count + optimizer_bytes(network, recipe)
@@ -312,13 +307,12 @@ def _help(network: Network, recipe: Recipe, fleet: Fleet) -> str:
                 "It fits with {words}.", words=" ".join(_words(recipe, tried, fleet.gpus, gpus))
             )
     small = recipe.override({"train.gradient_checkpointing": True, "train.micro": 1})
-    smallest = device_layout(network, small, "fsdp", c.batch, half=half)
     return msg(
         "No number of these GPUs is enough: on {batch:,}, sharded and with gradient "
         "checkpointing, one sequence still takes {total:,.0f} GB on each. Use GPUs with "
         "more memory, a smaller model.width or model.vocab, or shorter data.lengths.",
         batch=c.batch,
-        total=smallest.memory(1).total / 1e9,
+        total=device_layout(network, small, "fsdp", c.batch, half=half).memory(1).total / 1e9,
     )
 
 

@@ -105,9 +105,11 @@ class StudyData:
             if not (out / "made.json").is_file():
                 _make(out, texts, characters, {task.role for task in public})
                 write_json(out / "made.json", made_of)
-        same = json.loads((out / "made.json").read_text("utf-8")) == made_of
-        sentence = "{out} was made from a different text or at another scale: choose another --out."
-        require_that(same, sentence, out=out)
+        require_that(
+            json.loads((out / "made.json").read_text("utf-8")) == made_of,
+            "{out} was made from a different text or at another scale: choose another --out.",
+            out=out,
+        )
         return cls(
             (str(out / "train.jsonl"),), out / "held-out.txt", (*public, *_made_tasks(out)), folders
         )
@@ -115,8 +117,7 @@ class StudyData:
     def of(self, *roles: str, dev_rows: int = 0) -> list[StudyTask]:
         """The first available task of each role."""
         first = {task.role: task for task in reversed(self.tasks)}
-        found = [first[role] for role in roles if role in first]
-        return [replace(task, dev_rows=dev_rows) for task in found]
+        return [replace(first[role], dev_rows=dev_rows) for role in roles if role in first]
 
     def file(self, pattern: str) -> Path | None:
         """The first matching file in the folders, for data that is not a task: PTB, WikiText…"""
@@ -246,9 +247,7 @@ def _capital_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
 
 def _order_rows(sentences: Sentences, rng: random.Random) -> Iterator[Row]:
     """A sentence, and the same one with two neighbouring words swapped."""
-    for words in _shuffled(sentences, rng):
-        if len(words) > MOST_ORDERED_WORDS:
-            continue
+    for words in (some for some in _shuffled(sentences, rng) if len(some) <= MOST_ORDERED_WORDS):
         at = rng.randrange(1, len(words) - 2)
         wrong = [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
         if wrong != list(words):

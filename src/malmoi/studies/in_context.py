@@ -368,11 +368,21 @@ def _size_recipe(name: str, size: GptSize, scale: InContextScale, seed: int) -> 
     shape = dict(width=size.width, depth=size.depth, heads=size.heads)
     model = preset("gpt2-small", vocab=256, context=CONTEXT_CHARACTERS, **shape)
     base = fast_gpt(Recipe(name=f"in-context-{name}", model=model))
-    rarely: dict[str, Any] = dict(valid_every=RARELY, save_every=RARELY)
-    rates = replace(base.train, lr=size.lr, muon_lr=size.muon_lr, seed=seed, **rarely)
-    train = replace(rates, batch=scale.batch, steps=scale.steps)
-    tokenizer = TokenizerConfig(kind="char", vocab=256)
-    return replace(base, tokenizer=tokenizer, data=DataConfig(valid=0.02), train=train)
+    return replace(
+        base,
+        tokenizer=TokenizerConfig(kind="char", vocab=256),
+        data=DataConfig(valid=0.02),
+        train=replace(
+            base.train,
+            lr=size.lr,
+            muon_lr=size.muon_lr,
+            seed=seed,
+            batch=scale.batch,
+            steps=scale.steps,
+            valid_every=RARELY,
+            save_every=RARELY,
+        ),
+    )
 
 
 def study_text(plan: StudyPlan, items: RuleItems, scale: InContextScale) -> tuple[str, ...]:
@@ -404,10 +414,9 @@ def in_context_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     sentence = "The text leaves {n} words for questions, too few for {shots} examples: give more."
     ensure(n > shots, sentence, n=n, shots=shots)
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
+    cell = partial(replace(plan, data=documents).cell, items=for_questions, scale=scale)
     for name, size in scale.sizes.items():
-        recipe = _size_recipe(name, size, scale, seed)
-        options = dict(items=for_questions, scale=scale)
-        yield replace(plan, data=documents).cell(name, recipe, accuracy_by_examples, **options)
+        yield cell(name, _size_recipe(name, size, scale, seed), accuracy_by_examples)
 
 
 # ------------------------------------------------------------------ the page

@@ -5,7 +5,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from malmoi.errors import require_that
 from malmoi.evaluation.tasks import named_task
@@ -61,8 +60,7 @@ def vocabulary_scores(judged: JudgedModel, text: Path) -> dict[str, float]:
     model = judged.load()
     # each line was a document in training, so that no model has seen a line break
     held_out = " ".join(text.read_text("utf-8").split())[:BITS_CHARACTERS]
-    tokenizer = model.tokenizer
-    assert tokenizer is not None
+    tokenizer = model.checkpoint.required_tokenizer
     ids = tokenizer.ids([held_out])[0]
     # a byte-level BPE uses its end-of-text token as the unknown token, which text never produces
     return {
@@ -81,13 +79,12 @@ def korean_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     text, held_out = write_reviews(plan, tasks[0])
     reviews = StudyPlan(plan.scale, replace(plan.data, text=(str(text),)))
     minutes = {"train.steps": 0, "train.minutes": plan.scale.minutes}
-    same: dict[str, Any] = {} if plan.scale.faithful else minutes
+    same = {"data.documents": "line"} | ({} if plan.scale.faithful else minutes)
     for row, words in VOCABULARIES.items():
         if row == MORPHEMES and not find_spec("kiwipiepy"):
             continue
-        settings = same | {f"tokenizer.{name}": value for name, value in words.items()}
-        settings["data.documents"] = "line"
-        recipe = plan.scale.recipe("gpt", seed, **settings)
+        named = {f"tokenizer.{name}": value for name, value in words.items()}
+        recipe = plan.scale.recipe("gpt", seed, **same, **named)
         yield reviews.cell(row, recipe, vocabulary_scores, text=held_out)
         for task in tasks:
             if task.train is not None:

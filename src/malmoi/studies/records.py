@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from malmoi import __version__
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that, required
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
@@ -66,11 +66,10 @@ def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
     found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
     tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
     entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
-    order = list(tracks)
 
     def rank(entry: RecordEntry) -> tuple[int, float]:
         sign = 1 if tracks[entry.track].lower_is_better else -1
-        return order.index(entry.track), sign * entry.figure
+        return list(tracks).index(entry.track), sign * entry.figure
 
     return tracks, sorted(entries, key=rank)
 
@@ -120,9 +119,8 @@ def run_record(
 
 def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
     """Refuses a track whose rows are missing before minutes are spent on its training."""
-    if data is None:
-        sentence = "The track {name} is evaluated on rows: --judge-data needs {file} and glue/."
-        raise UsageError(sentence, name=name, file=BLIMP_FILE)
+    sentence = "The track {name} is evaluated on rows: --judge-data needs {file} and glue/."
+    data = required(data, sentence, name=name, file=BLIMP_FILE)
     _blimp(data)
     for folder in GLUE if glue else ():
         there = (data / "glue" / folder).is_dir()
@@ -202,9 +200,7 @@ def judge_nats(model: Model, text: Path | None, data: Path | None, out: Path) ->
 
 
 def _text(path: Path | None) -> str:
-    if path is None:
-        raise UsageError("This track has no held-out text.")
-    return path.read_text("utf-8")
+    return required(path, "This track has no held-out text.").read_text("utf-8")
 
 
 def judge_bert(model: Model, text: Path | None, data: Path | None, out: Path) -> dict[str, float]:

@@ -99,8 +99,7 @@ def number(value: float) -> str:
 def best_rows(results: StudyResults, column: str) -> list[str]:
     """The best row of a column, and those within two standard errors of it."""
     found = {row: value for row in results.rows if (value := results.at(row, column))}
-    sign = 1 if lower_is_better(column) else -1
-    order = sorted(found, key=lambda row: sign * found[row].mean)
+    order = sorted(found, key=lambda row: found[row].mean, reverse=not lower_is_better(column))
     if not order:
         return []
     top = found[order[0]]
@@ -190,9 +189,7 @@ def _rows(finding: Mapping[str, Any], results: StudyResults) -> list[tuple[str, 
         return list(zip(rows[1:], rows, strict=False))
     if better == "each":
         return [(row, worse) for row in rows if row != worse]
-    if isinstance(better, int):
-        return [(rows[better], rows[worse])]
-    return [(better, worse)]
+    return [(rows[better], rows[worse]) if isinstance(better, int) else (better, worse)]
 
 
 # ------------------------------------------------------------------ figures
@@ -207,8 +204,10 @@ def dot_figure(results: StudyResults) -> str:
         low, high = min(start for start, _ in spans), max(end for _, end in spans)
         panels.append((column, values, low, high))
     about = f"{', '.join(results.columns)} by {', '.join(results.rows)}"
-    given = dict(rows=results.rows, panels=panels, about=about, number=number)
-    return standalone_svg(render("studies/dots.jinja", **given).replace("\n", ""))
+    dots = render(
+        "studies/dots.jinja", rows=results.rows, panels=panels, about=about, number=number
+    )
+    return standalone_svg(dots.replace("\n", ""))
 
 
 def curve_figure(
@@ -222,9 +221,7 @@ def curve_figure(
 ) -> str:
     """A line per column (`only` scores in percent) over the number that `x` reads from a row."""
     lines: dict[str, Line] = {}
-    for column in results.columns:
-        if only and lower_is_better(column):
-            continue
+    for column in (c for c in results.columns if not (only and lower_is_better(c))):
         points = sorted(
             (at, value.mean, value.deviation)
             for row in results.rows

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi import __version__
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.messages import StatusLog, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
@@ -92,12 +92,15 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
     records = finished_cells(cells, kept)
-    counts = dict(done=len(records), cells=len(cells))
-    logger.info("{study}: {done} of {cells} cells are done.", study=study.name, **counts)
+    logger.info(
+        "{study}: {done} of {cells} cells are done.",
+        study=study.name,
+        done=len(records),
+        cells=len(cells),
+    )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
-    if failed:
-        sentence = "{n} cells failed, the first with: {first}. The same command retries them."
-        raise MalmoiError(sentence, n=len(failed), first=failed[0].rstrip("."))
+    sentence = "{n} cells failed, the first with: {first}. The same command retries them."
+    ensure(not failed, sentence, n=len(failed), first="".join(failed[:1]).rstrip("."))
     return StudyResult(study.name, out, facts)
 
 
@@ -154,8 +157,9 @@ def train_model(cell: Cell, kept: Path, device: str | None) -> None:
     if not (folder / "data").is_dir():
         shutil.copytree(store, folder / "data", copy_function=os.link)
     started = time.monotonic()
-    options: dict[str, Any] = dict(data=cell.text, tokenizer=tokenizer, device=device)
-    model = run_pretraining(cell.recipe, out=folder, **options)
+    model = run_pretraining(
+        cell.recipe, data=cell.text, out=folder, tokenizer=tokenizer, device=device
+    )
     rows = read_metrics(folder / "metrics.jsonl")
     losses = [row for row in rows if "valid_loss" in row][-1:]
     facts = {
@@ -184,12 +188,17 @@ def _shared_text(cell: Cell, recipe: Recipe, kept: Path) -> tuple[Path, Path]:
     special = SPECIAL.get(recipe.samples, "none")
     made_of = [wanted, special, *_sources(cell)]
     folder = kept / "tokenizers" / _digest(made_of)
-    options: dict[str, Any] = dict(lowercase=wanted.lowercase, morphemes=wanted.morphemes)
-    options |= dict(kind=wanted.kind, vocab=wanted.vocab, special=special)
     with folder_lock(folder, wait=True):
         if not (folder / "tokenizer.json").is_file():
             texts = (document.text for document in read_documents(cell.text))
-            train_tokenizer(texts, **options).save(folder)
+            train_tokenizer(
+                texts,
+                lowercase=wanted.lowercase,
+                morphemes=wanted.morphemes,
+                kind=wanted.kind,
+                vocab=wanted.vocab,
+                special=special,
+            ).save(folder)
     words = Tokenizer.load(folder)
     windows = recipe.causal
     store = kept / "stores" / _digest([made_of, windows, recipe.data.valid])
@@ -214,8 +223,10 @@ def measure_cell(cell: Cell, kept: Path, device: str | None) -> None:
     values = {name: float(value) for name, value in cell.measure(judged).items()}
     facts = {} if cell.recipe is None else judged.facts()
     facts["judge_seconds"] = time.monotonic() - started
-    record = {"row": cell.row, "seed": cell.seed, "values": values, "facts": facts}
-    write_json(_result_path(cell, kept), record)
+    write_json(
+        _result_path(cell, kept),
+        {"row": cell.row, "seed": cell.seed, "values": values, "facts": facts},
+    )
     shutil.rmtree(scratch)
 
 

@@ -167,19 +167,21 @@ class Scale:
     @property
     def bilstm(self) -> dict[str, Any]:
         """Options for a new BiLSTM on the last layer, all of it fine-tuned (BERT table 5)."""
-        width = {} if self.faithful else {"recurrent": max(16, self.width)}
-        tuned = {} if not self.faithful else {"lr": 5e-5, "batch": 32, "epochs": 3.0}
-        return {"features": "last", "tune_features": True, **width, **tuned}
+        paper = {"lr": 5e-5, "batch": 32, "epochs": 3.0}
+        own = paper if self.faithful else {"recurrent": max(16, self.width)}
+        return {"features": "last", "tune_features": True, **own}
 
     def feature_tuning(self, seed: int, features: str = "last4") -> dict[str, Any]:
         """Options for a small model on frozen features (BERT §5.3)."""
         if not self.tune_steps:
             return {**self.tuning(seed), "features": features}
-        width = max(16, self.width)
-        # a new BiLSTM learns more slowly than a pre-trained model, and its steps are cheap
-        options = {"features": features, "recurrent": width, "lr": max(2e-3, 3 * self.tune_lr)}
-        options |= {"steps": 3 * self.tune_steps}
-        return self.tuning(seed) | options
+        return self.tuning(seed) | {
+            "features": features,
+            "recurrent": max(16, self.width),
+            # a new BiLSTM learns more slowly than a pre-trained model, and its steps are cheap
+            "lr": max(2e-3, 3 * self.tune_lr),
+            "steps": 3 * self.tune_steps,
+        }
 
 
 SCALES = {
@@ -298,6 +300,12 @@ class StudyPlan:
         """A cell whose model is trained on the study's text."""
         return Cell(row, recipe.train.seed, partial(measure, **options), recipe, self.data.text)
 
+    def each(
+        self, row: str, recipe: Recipe, measure: Measure, tasks: Iterable[StudyTask], **options: Any
+    ) -> list[Cell]:
+        """A cell for each of the tasks."""
+        return [self.cell(row, recipe, measure, task=task, **options) for task in tasks]
+
     def tuned(
         self, row: str, recipe: Recipe, tasks: Iterable[StudyTask], column: str = "", **options: Any
     ) -> Iterator[Cell]:
@@ -321,8 +329,7 @@ class Study:
     theirs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # row → its numbers
 
     def cells(self, plan: StudyPlan, seeds: Iterable[int]) -> list[Cell]:
-        make = self.part("cells")
-        return [cell for seed in seeds for cell in make(plan, seed)]
+        return [cell for seed in seeds for cell in self.part("cells")(plan, seed)]
 
     def part(self, what: str) -> Any:
         """The study's own cells, figure or notes, such as `bert_size_cells`; None without."""
@@ -379,8 +386,11 @@ def picked_summaries(
     rows = list(asked.rows(task.dev))
     golds = [asked.example(row).label for row in rows]
     texts = [picking.example(row) for row in rows]
-    tuned = load(judged.scratch, device=judged.device)
-    picks = tuned.predict([text.input for text in texts], Prediction)
+    picks = (
+        replace(judged, folder=judged.scratch)
+        .load()
+        .predict([text.input for text in texts], Prediction)
+    )
     return {
         f"{task.name}, a sentence picked": 100 * rouge_l(golds, [pick.label for pick in picks]),
         f"{task.name}: first sentence": 100 * rouge_l(golds, [text.choices[0] for text in texts]),

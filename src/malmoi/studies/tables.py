@@ -101,13 +101,14 @@ def bert_size_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("bert", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     for row, (deep, wide, many) in SHAPES.items():
-        shape = {
-            "model.depth": round(deep * depth),
-            "model.width": round(wide * base.model.width),
-            "model.heads": max(1, round(many * base.model.heads)),
-            "model.hidden": 0,  # four times the width again
-        }
-        recipe = base.override(shape)
+        recipe = base.override(
+            {
+                "model.depth": round(deep * depth),
+                "model.width": round(wide * base.model.width),
+                "model.heads": max(1, round(many * base.model.heads)),
+                "model.hidden": 0,  # four times the width again
+            }
+        )
         yield plan.cell(row, recipe, mlm_perplexity)
         yield from plan.tuned(row, recipe, plan.tasks("pair", "sentence"))
 
@@ -119,9 +120,13 @@ def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("gpt", seed)
     depth = max(MIN_DEPTH, base.model.depth)
     recipe = base.override({"model.depth": depth})
-    rows: dict[str, dict[str, Any]] = {"nothing transferred": {"from_scratch": True}}
-    for layers in range(depth + 1):
-        rows[f"embeddings + {plural(layers, 'layer')}"] = {"layers_transferred": layers}
+    rows: dict[str, dict[str, Any]] = {
+        "nothing transferred": {"from_scratch": True},
+        **{
+            f"embeddings + {plural(n, 'layer')}": {"layers_transferred": n}
+            for n in range(depth + 1)
+        },
+    }
     for task in plan.tasks("sentence", "pair"):
         for row, options in rows.items():
             yield from plan.tuned(row, recipe, [task], **options)
@@ -170,8 +175,14 @@ def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
 
 def gpt1_zeroshot_figure(results: StudyResults) -> str:
     """Plots scores in percent only: bits per byte would need another axis."""
-    about = dict(across="updates of pre-training", up="score without tuning, %")
-    return curve_figure(results, x=_updates, even=True, only=True, **about)
+    return curve_figure(
+        results,
+        across="updates of pre-training",
+        x=_updates,
+        up="score without tuning, %",
+        even=True,
+        only=True,
+    )
 
 
 def _updates(row: str) -> float | None:
@@ -195,8 +206,7 @@ def gpt2_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         recipe = sized_gpt(plan, size, seed)
         yield plan.cell(size, recipe, millions)
         yield plan.cell(size, recipe, held_out_bits, text=plan.data.held_out)
-        for word in plan.tasks("last word"):
-            yield plan.cell(size, recipe, zero_shot, task=word)
+        yield from plan.each(size, recipe, zero_shot, plan.tasks("last word"))
         for column, task, path in texts:
             if path is not None:
                 options = dict(task=task, path=path, column=column)
@@ -340,9 +350,8 @@ def attended(judged: JudgedModel) -> dict[str, float]:
 def gpt3_sparse_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     base = plan.scale.recipe("gpt", seed)
     if not plan.scale.faithful:
-        longer = LONGER * base.model.context
-        fewer = max(1, base.train.batch // LONGER)
-        base = base.override({"model.context": longer, "train.batch": fewer})
+        longer = {"model.context": LONGER * base.model.context}
+        base = base.override(longer | {"train.batch": max(1, base.train.batch // LONGER)})
     dense = training_flops(base)
     for row, attention in patterns(base.model.context).items():
         sparse = base.override({"model.attention": attention})
@@ -380,8 +389,7 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         else:
             yield from plan.tuned(row, recipe, plan.every_task(*TUNED, "span"))
         options = plan.scale.tuning(seed) | ({"freeze": True} if frozen else {})
-        for task in plan.tasks("summary"):
-            yield plan.cell(row, recipe, picked_summaries, task=task, options=options)
+        yield from plan.each(row, recipe, picked_summaries, plan.tasks("summary"), options=options)
         if row not in ("ELECTRA", "ELMo"):  # whose heads give no token likelihoods
             yield from likelihood_cells(plan, row, recipe)
         if row in WRITERS:
@@ -392,15 +400,14 @@ def bert_vs_gpt_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
 
 def likelihood_cells(plan: StudyPlan, row: str, recipe: Recipe) -> Iterator[Cell]:
     """What a model answers without fine-tuning."""
-    for task in plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows):
-        yield plan.cell(row, recipe, minimal_pairs, task=task)
+    pairs = plan.data.of("minimal pairs", dev_rows=4 * plan.scale.dev_rows)
+    yield from plan.each(row, recipe, minimal_pairs, pairs)
     for task in plan.tasks("sentence"):
         if task.task == "sst2":
             column = f"{task.name}, examples in context"
             options = dict(column=column, shots="max", train=task.train)
             yield plan.cell(row, recipe, zero_shot, task=task, **options)
-    for task in plan.tasks("last word"):
-        yield plan.cell(row, recipe, zero_shot, task=task)
+    yield from plan.each(row, recipe, zero_shot, plan.tasks("last word"))
 
 
 def bert_vs_gpt_notes(results: StudyResults, notes: Sequence[Words]) -> list[Words]:
@@ -428,7 +435,9 @@ def _overall(results: StudyResults, note: Words) -> Iterator[Words]:
         return
     means = {row: fmean(rows[row] for rows in shared.values()) for row in results.rows}
     order = sorted(means, key=lambda row: -means[row])
-    listed = ", ".join(f"{row} {number(means[row])}" for row in order)
-    writers = ", ".join(row for row in results.rows if row in WRITERS)
-    facts = dict(count=len(shared), columns=", ".join(shared), means=listed, writers=writers)
-    yield note.format(**facts)
+    yield note.format(
+        count=len(shared),
+        columns=", ".join(shared),
+        means=", ".join(f"{row} {number(means[row])}" for row in order),
+        writers=", ".join(row for row in results.rows if row in WRITERS),
+    )

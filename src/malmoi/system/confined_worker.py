@@ -18,8 +18,7 @@ from malmoi.messages import msg
 
 def main() -> None:
     """Answers until stdin is closed."""
-    limit = int(sys.argv[1])
-    seconds = int(sys.argv[2])
+    limit, seconds = map(int, sys.argv[1:3])
     # neither Windows nor macOS has such a limit; only time is bounded there
     with suppress(ImportError, ValueError, OSError):
         import resource  # noqa: TID251

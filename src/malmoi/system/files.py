@@ -321,9 +321,8 @@ def _runs(process: int) -> bool:
 
 def require_free(out: Path, *, overwrite: bool) -> None:
     """Refuses to replace an existing file or non-empty folder unless `overwrite` is set."""
-    taken = out.is_file() or (out.is_dir() and not _is_free(out))
     require_that(
-        not taken or overwrite,
+        overwrite or (_is_free(out) if out.is_dir() else not out.is_file()),
         "{out} already exists; choose another --out, or pass --overwrite.",
         out=out,
     )

@@ -102,22 +102,16 @@ class Machine:
 
     def training_dtype(self, kind: str) -> "torch.dtype":
         """The precision of matmuls in training; weights are always fp32."""
-        import torch
-
-        return torch.bfloat16 if self.fast_bf16(kind) else torch.float32
+        return named_dtype("bf16" if self.fast_bf16(kind) else "fp32")
 
     def inference_dtype(self, kind: str, stored: "torch.dtype") -> "torch.dtype":
         """The dtype to compute in for weights stored as `stored`.
 
         Half precision on a CPU that emulates it would be many times slower than fp32.
         """
-        import torch
-
-        if stored == torch.bfloat16 and not self.native_bf16(kind):
-            return torch.float16 if kind == "cuda" else torch.float32
-        if stored == torch.float16 and kind == "cpu":
-            return torch.float32
-        return stored
+        if stored == named_dtype("bf16") and not self.native_bf16(kind):
+            return named_dtype("fp16" if kind == "cuda" else "fp32")
+        return named_dtype("fp32") if stored == named_dtype("fp16") and kind == "cpu" else stored
 
     # -------------------------------------------------------------- kernels
 
@@ -305,11 +299,9 @@ def _accelerators() -> Iterator[Accelerator]:
     if torch.cuda.is_available():
         about = torch.cuda.get_device_properties(0)
         bf16 = torch.cuda.get_device_capability(0) >= (8, 0) or torch.version.hip is not None
-        count = torch.cuda.device_count()
-        yield Accelerator("cuda", about.name, count, about.total_memory, bf16)
+        yield Accelerator("cuda", about.name, torch.cuda.device_count(), about.total_memory, bf16)
     if torch.backends.mps.is_available():
-        memory = torch.mps.recommended_max_memory()
-        yield Accelerator("mps", "Apple GPU", memory=memory, bf16=True)
+        yield Accelerator("mps", "Apple GPU", memory=torch.mps.recommended_max_memory(), bf16=True)
 
 
 # ------------------------------------------------------------------ what callers ask most
@@ -341,9 +333,7 @@ def per_device(values: Mapping[str, Value], kind: str) -> Value:
 
 def float64_device(device: "torch.device") -> "torch.device":
     """Where to compute in float64: Apple's GPU has none, so the CPU."""
-    import torch
-
-    return torch.device("cpu") if device.type == "mps" else device
+    return pick_device("cpu") if device.type == "mps" else device
 
 
 def free_memory() -> int:

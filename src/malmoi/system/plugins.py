@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from malmoi.errors import MalmoiError, UsageError, require_known, require_that
+from malmoi.errors import MalmoiError, UsageError, explained, require_known, require_that
 
 ENTRY_POINTS = "malmoi.plugins"
 FILE_PREFIX = "malmoi_plugin."  # of the modules made from files
@@ -32,9 +32,12 @@ class Registry(dict[str, Value]):
 
     def register(self, name: str, value: Value) -> None:
         """Adds a value of a plugin; a name of the package itself cannot be replaced."""
-        built_in = "The {kind} {name!r} is built in: choose another name for yours."
-        free = name not in self or name in self.origins
-        require_that(free, built_in, kind=self.kind, name=name)
+        require_that(
+            name not in self or name in self.origins,
+            "The {kind} {name!r} is built in: choose another name for yours.",
+            kind=self.kind,
+            name=name,
+        )
         self[name] = value
         self.origins[name] = _calling_plugin()
         _loaded.add(self.origins[name])
@@ -87,18 +90,14 @@ def load_installed_plugins() -> None:
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=ENTRY_POINTS):
-        try:
+        failed = "The installed plugin {value} failed: {type}: {error}."
+        with explained(Exception, failed, value=point.value):
             point.load()
-        except Exception as error:
-            failed = "The installed plugin {value} failed: {type}: {error}."
-            kind = type(error).__name__
-            raise MalmoiError(failed, value=point.value, type=kind, error=error) from error
 
 
 def require_plugins(names: Iterable[str]) -> None:
     """Refuses a run whose plugins are not loaded, and names the first of them."""
-    missing = [name for name in names if name not in _loaded]
-    if missing:
+    if missing := [name for name in names if name not in _loaded]:
         load_installed_plugins()
     for name in missing:
         require_that(

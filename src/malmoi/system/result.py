@@ -23,8 +23,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The fields as a small table, for notebooks."""
-        shown = [f for f in fields(self) if f.repr]  # type: ignore[arg-type]
-        values = [(f.name, getattr(self, f.name)) for f in shown]
+        values = [(f.name, getattr(self, f.name)) for f in fields(self) if f.repr]  # type: ignore[arg-type]
         return fact_table(
             type(self).__name__,
             [(name, v if isinstance(v, str | Mapping) else _short(v)) for name, v in values],

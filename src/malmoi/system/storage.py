@@ -322,8 +322,7 @@ class WorkingCopy:
 
     def request(self) -> None:
         """Uploads in another thread, once more if an upload is running."""
-        waiting = self.requested and not (self.requested.running() or self.requested.done())
-        if not waiting:
+        if not self.requested or self.requested.running() or self.requested.done():
             self.requested = self.pool.submit(self._try_upload)
 
     def _try_upload(self) -> None:

@@ -24,28 +24,19 @@ CALLED: dict[type, str] = {str: "a text", int: "a whole number", float: "a numbe
 CALLED |= {bool: "true or false", list: "a list", dict: "an object"}
 
 
-class JsonObject(Mapping[str, Any]):
-    """A JSON object: a mapping of raw values, with methods that check types.
+class JsonObject(dict[str, Any]):
+    """A JSON object: raw values, with methods that check types.
 
     An absent or null key takes its default; without one it is an error.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
-        self._values = values
+        super().__init__(values)
         self.where = where
         self._prefix = prefix
 
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
     def __repr__(self) -> str:
-        return f"JsonObject({self.where!r}, {shown(dict(self._values))})"
+        return f"JsonObject({self.where!r}, {shown(dict(self))})"
 
     def text(self, key: str, *, default: D = _REQUIRED) -> str | D:
         return self._typed(key, str, default)
@@ -57,9 +48,9 @@ class JsonObject(Mapping[str, Any]):
         self, key: str, *, default: D = _REQUIRED, low: int = 0, high: int = 2**63 - 1
     ) -> int | D:
         value = self._typed(key, int, default)
-        if self._values.get(key) is not None and not low <= cast(int, value) <= high:
-            bounds = msg("a whole number from {low:,} to {high:,}", low=low, high=high)
-            raise self.wrong(key, bounds)
+        if self.get(key) is not None and not low <= cast(int, value) <= high:
+            whole = "a whole number from {low:,} to {high:,}"
+            raise self.wrong(key, msg(whole, low=low, high=high))
         return value
 
     def number(self, key: str, *, default: D = _REQUIRED) -> float | D:
@@ -83,21 +74,20 @@ class JsonObject(Mapping[str, Any]):
             where=self.where,
             key=(self._prefix + key)[:80],
             expected=msg(expected),
-            value=shown(self._values.get(key) if value is None else value),
+            value=shown(self.get(key) if value is None else value),
         )
 
     def _typed(self, key: str, kind: type[T], default: D) -> T | D:
-        value = self._values.get(key)
-        if value is not None:
+        if (value := self.get(key)) is not None:
             return self._checked(key, value, kind)
-        if default is _REQUIRED:
-            raise MalmoiError(
-                "{where} has no {prefix}{key}, which must be {called}.",
-                where=self.where,
-                prefix=self._prefix,
-                key=key,
-                called=msg(CALLED[kind]),
-            )
+        ensure(
+            default is not _REQUIRED,
+            "{where} has no {prefix}{key}, which must be {called}.",
+            where=self.where,
+            prefix=self._prefix,
+            key=key,
+            called=msg(CALLED[kind]),
+        )
         return default
 
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
