@@ -25,7 +25,7 @@ from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import SPECIAL, RunSources
+from malmoi.training.prepare import SPECIAL, RunSources, learn_tokenizer
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
 
@@ -363,7 +363,7 @@ def muon_decay_for(epochs: float) -> float:
 
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
-MIN_ENCODED_BYTES = 10_000_000  # a vocabulary is learnt from them, in seconds
+MIN_ENCODED_BYTES = 10_000_000  # so much is encoded whole; its vocabulary is learnt in seconds
 ENCODED_PER_READ = 4  # the machine may turn out to be faster
 MOST = 0.5  # a larger part of the text is not worth leaving the rest out
 VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
@@ -429,12 +429,16 @@ def size_recipe(
 def _vocabulary(
     requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
 ) -> tuple[Tokenizer, int]:
-    """The given tokenizer, or one of the sample that counts tokens as the run's will; its size."""
+    """The run's tokenizer, or for much text one of the sample that counts alike; its size."""
     if origin.tokenizer:
         words = Tokenizer.load(origin.tokenizer)
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
+    if text.bytes <= MIN_ENCODED_BYTES and "data.fraction" not in given:
+        sized = requested.override({"tokenizer.vocab": vocab})
+        origin.learnt = learn_tokenizer(sized, origin.readers(requested.data))
+        return origin.learnt, vocab
     special = SPECIAL.get(requested.samples, "none")
     settings = vars(requested.tokenizer) | {"vocab": vocab, "special": special}
     return train_tokenizer(text.sample, **settings), vocab
