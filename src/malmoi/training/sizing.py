@@ -54,6 +54,10 @@ class TextSize:
     weights: tuple[float, ...]  # of each in the sample: its source is so many times as long
     exact: bool = True
 
+    @property
+    def is_sampled_whole(self) -> bool:
+        return self.exact and all(weight == 1 for weight in self.weights)
+
     def tokens(self, tokenizer: Tokenizer) -> int:
         """Estimates the tokens of the text from the sample."""
         counts = map(len, tokenizer.ids(list(self.sample)))
@@ -363,7 +367,7 @@ def muon_decay_for(epochs: float) -> float:
 
 MIN_TEXT_BYTES = 10_000
 LITTLE_TEXT_BYTES = 300_000
-MIN_ENCODED_BYTES = 10_000_000  # so much is encoded whole; its vocabulary is learnt in seconds
+MIN_ENCODED_BYTES = 10_000_000  # a vocabulary is learnt from them, in seconds
 ENCODED_PER_READ = 4  # the machine may turn out to be faster
 MOST = 0.5  # a larger part of the text is not worth leaving the rest out
 VALID_BYTES = 50_000  # held out at least, up to a tenth: a small text is needed for training
@@ -429,13 +433,16 @@ def size_recipe(
 def _vocabulary(
     requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
 ) -> tuple[Tokenizer, int]:
-    """The run's tokenizer, or for much text one of the sample that counts alike; its size."""
+    """The given tokenizer, or one of the sample that counts tokens as the run's will; its size.
+
+    Where the sample is the whole text, it is the run's.
+    """
     if origin.tokenizer:
         words = Tokenizer.load(origin.tokenizer)
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
-    if text.bytes <= MIN_ENCODED_BYTES and "data.fraction" not in given:
+    if text.is_sampled_whole and "data.fraction" not in given:
         sized = requested.override({"tokenizer.vocab": vocab})
         origin.learnt = learn_tokenizer(sized, origin.readers(requested.data))
         return origin.learnt, vocab
