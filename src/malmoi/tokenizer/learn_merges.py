@@ -1,4 +1,4 @@
-"""Learns merges in C: those of `tokenizers`, in a fifth of its time.
+"""Learns merges in C: those of `tokenizers`, in a fifth to a half of its time.
 
 The library takes most of it to split text into words, again wherever one stands. Here every word
 is split once, and counted (word_cache.py).
