@@ -377,6 +377,8 @@ def run_jobs(
     A row that OUT has is not run again; a failure is a row with its error, and is. `fresh` gives
     each job a new process, which ends after `limit` seconds.
     """
+    from malmoi.system.files import write_text
+
     out.mkdir(parents=True, exist_ok=True)
     paths = {name: out / f"{name.replace(' ', '-')}.json" for name in jobs}
     rows = {n: json.loads(p.read_text("utf-8")) for n, p in paths.items() if p.is_file()}
@@ -395,7 +397,7 @@ def run_jobs(
                 break
             row = _attempt(pool, work, jobs[name], limit)
             if "error" not in row:
-                paths[name].write_text(json.dumps(row, ensure_ascii=False), "utf-8")
+                write_text(paths[name], json.dumps(row, ensure_ascii=False))  # whole or not at all
             rows[name] = row
             print(json.dumps({"job": name, **row}, ensure_ascii=False), flush=True)
             if fresh:
@@ -412,10 +414,19 @@ def run_jobs(
 
 
 def _begin_lane(cores: set[int] | None) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if cores:
         os.sched_setaffinity(0, cores)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+
+
+def _end_with_parent() -> None:
+    """Ends this lane with the process that began it: it would train on in a folder of the next."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _attempt(pool: Any, work: Any, job: Any, limit: float | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -580,6 +581,49 @@ def test_a_figure_slower_than_its_record_is_named(
     assert "decoding: 90 tok/s, 100 ± 4%" in first
     assert "loading: 1.1 s" in second
     assert shared.slower_than_recorded({"device": "another"}, rows(1.0, 9.0), kept) == []
+
+
+JOBS = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from _shared import run_jobs
+
+def work(job):
+    folder = Path(job["folder"])
+    with (folder / "begun").open("a") as log:
+        log.write(f"{job['name']} {os.getpid()}\\n")
+    while job["name"] == "slow" and not (folder / "quick").exists():
+        time.sleep(0.01)
+    return {"figure": 1}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    jobs = {name: {"name": name, "folder": sys.argv[1]} for name in ("first", "slow", "last")}
+    print(*run_jobs(work, jobs, folder, lanes=[None], fresh=True), file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is killed")
+def test_killed_jobs_end_with_their_parent_and_continue_where_it_stopped(tmp_path: Path) -> None:
+    script, begun = tmp_path / "jobs.py", tmp_path / "begun"
+    script.write_text(JOBS)
+    command = [sys.executable, str(script), str(tmp_path), str(Path(__file__).parents[2] / "bench")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 60
+        while not (begun.exists() and "slow" in begun.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.kill()
+    lane = int(begun.read_text().split()[-1])
+    while Path(f"/proc/{lane}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{lane}").exists()  # it would write into the folder of the next
+    (tmp_path / "quick").touch()
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.stderr.split() == ["first", "slow", "last"]
+    assert [line.split()[0] for line in begun.read_text().splitlines()] == [
+        *("first", "slow", "slow", "last")
+    ]
 
 
 @pytest.mark.heavy

@@ -2,9 +2,11 @@
 
 import json
 import zlib
+from collections import Counter
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
-from malmoi.system.machine import parse_machine, pretend
+from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.tokenizer import Tokenizer, core, pipeline, train_tokenizer, word_cache
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
@@ -190,3 +192,36 @@ def test_a_tokenizer_that_joins_words_is_left_alone() -> None:
         found = word_cache.make_encoder(joined, kind, state)
         assert not isinstance(found, word_cache.CachedWords)
         assert _rows(found(["a b", "c"])) == [[3], [1]]
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
+@settings(max_examples=15, deadline=None)
+@given(texts, st.integers(1, 3), st.integers(0, 120))
+def test_merges_learnt_in_c_are_those_of_the_library(
+    kind: str, documents: list[str], least: int, more: int
+) -> None:
+    # the library numbers what is in no block of letters by chance, and so breaks ties by chance
+    known = ["".join(c for c in text if category(c)[0] in "LMNSPZ") for text in documents]
+    documents = [*TEXT, *known, "aaaa aaa abababab " * 9, "가나가나가나 cabab"]
+
+    def learn() -> Tokenizer:
+        wanted = dict(kind=kind, vocab=260 + more, min_frequency=least)
+        return train_tokenizer(iter(documents), **wanted)
+
+    with pretend(parse_machine("no-compiler")):
+        library = learn()
+    assert learn().fingerprint() == library.fingerprint()
+
+
+@pytest.mark.skipif(this_machine().compiler is None, reason="words are counted in C")
+@pytest.mark.parametrize("room", [2, 20, 1000])
+def test_words_are_counted_in_a_cache_of_any_size(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [*TEXT, *(" ".join(f"w{i % 7} b{i}" for i in range(j, j + 9)) for j in range(9))]
+    monkeypatch.setattr(word_cache, "MAX_CACHED_WORDS", room)
+    monkeypatch.setattr(word_cache, "COUNTED_CHARACTERS", 30)
+    counts = Counter[str]()
+    for word, count in word_cache.count_words(documents):
+        counts[word] += count
+    assert +counts == Counter(chain.from_iterable(map(word_cache.WORD.findall, documents)))

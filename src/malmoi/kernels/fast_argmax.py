@@ -3,6 +3,8 @@
 B rows, D width, V vocabulary, C candidates.
 """
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +16,9 @@ from malmoi.system.machine import named_dtype, this_machine
 MIN_HEAD_WEIGHTS = 4_000_000  # below this size, reading the head costs next to nothing
 MAX_CANDIDATES = 4096  # beyond this, the full head is as fast
 MAX_SCREENED_ROWS = 16  # beyond this, compute dominates memory traffic
+# before this many steps the copy is not made: it takes as long as some ten of them save
+STEPS_BEFORE_COPY = 16
+COPIED_ROWS = 2048  # measured at a time: a second copy of the whole head would be slow to allocate
 
 
 class FastArgmax:
@@ -25,10 +30,28 @@ class FastArgmax:
 
     def __init__(self, head: VocabularyHead) -> None:
         self.head = head
-        self.low = head.weight.detach().to(named_dtype("bf16"))
         self.version = _version(head.weight)
-        self.norm = float(self.low.float().norm(dim=1).max())
-        self.gap = float((head.weight.detach() - self.low).norm(dim=1).max())
+        self._steps = 0
+
+    @cached_property
+    def low(self) -> Tensor:
+        return self.head.weight.detach().to(named_dtype("bf16"))
+
+    @cached_property
+    def _largest(self) -> tuple[float, float]:
+        """The largest ‖w̃‖ and ‖w − w̃‖ of a row."""
+        rows = self.head.weight.detach().split(COPIED_ROWS), self.low.split(COPIED_ROWS)
+        norms = [
+            (low.float().norm(dim=1).max(), (w - low).norm(dim=1).max())
+            for w, low in zip(*rows, strict=True)
+        ]
+        norm, gap = torch.tensor(norms).amax(0).tolist()
+        return norm, gap
+
+    def pays(self) -> bool:
+        """Counts a step; whether there were enough of them to make the copy."""
+        self._steps += 1
+        return self._steps > STEPS_BEFORE_COPY and self.is_current
 
     @property
     def is_current(self) -> bool:
@@ -53,14 +76,12 @@ class FastArgmax:
         low = features.to(self.low.dtype)
         rough = torch.mv(self.low, low[0])[None] if len(low) == 1 else F.linear(low, self.low)
         lost = (features - low).norm(dim=1, keepdim=True)
-        slack = lost * self.norm + features.norm(dim=1, keepdim=True) * (
-            self.gap + 2**-12 * self.norm
-        )
+        norm, gap = self._largest
+        slack = lost * norm + features.norm(dim=1, keepdim=True) * (gap + 2**-12 * norm)
         # the result is rounded too
         return rough.float(), slack + 2**-8 * rough.float().abs().amax(1, keepdim=True)
 
 
-@torch.inference_mode()
 def fast_argmax_for(network: Network) -> FastArgmax | None:
     """A `FastArgmax` if it pays: a plain, large fp32 head on a CPU with bfloat16 instructions."""
     head = network.heads["lm"]
@@ -74,7 +95,7 @@ def fast_argmax_for(network: Network) -> FastArgmax | None:
 
 def greedy_tokens(network: Network, fast_argmax: FastArgmax | None, hidden: Tensor) -> list[int]:
     """The most likely token for each hidden state [B, D], screened where that pays."""
-    if fast_argmax is not None and len(hidden) <= MAX_SCREENED_ROWS and fast_argmax.is_current:
+    if fast_argmax is not None and len(hidden) <= MAX_SCREENED_ROWS and fast_argmax.pays():
         return fast_argmax.argmax(fast_argmax.head.features(hidden)).tolist()
     return network.read("lm", hidden).argmax(-1).tolist()
 

@@ -17,6 +17,7 @@ from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
 from malmoi.tokenizer.chunks import Morphemes, load_kiwi, mark_morphemes
 from malmoi.tokenizer.core import Tokenizer
+from malmoi.tokenizer.learn_merges import can_learn_merges, learn_merges
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 Special = Literal["none", "mask", "pad"]
@@ -131,16 +132,19 @@ def _wordpiece(texts: Iterable[str], size: int, options: Options, *, lowercase: 
     # every run would learn another vocabulary. Numbering every possible `##x` beforehand makes
     # training deterministic.
     pins = ["##" + letter for letter in joinable()]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size + len(pins) + SPARE_MERGES, special_tokens=BERT_ORDER + pins, **options
-    )
-    learned = _learned(rust, trainer, texts)
-    letters, joining = alphabet(_words(trainer), size, len(BERT_ORDER))
+    known, most = BERT_ORDER + pins, size + len(pins) + SPARE_MERGES
+    if can_learn_merges():
+        found = learn_merges(texts, rust, known, most, options["min_frequency"], "##")
+        vocab, words = found.vocab, dict(found.words)
+    else:
+        trainer = trainers.WordPieceTrainer(vocab_size=most, special_tokens=known, **options)
+        vocab, words = _learned(rust, trainer, texts)["vocab"], _words(trainer)
+    letters, joining = alphabet(words, size, len(BERT_ORDER))
     tokens = BERT_ORDER + letters + ["##" + letter for letter in joining]
-    known = set(letters)
-    for token in sorted(learned["vocab"], key=learned["vocab"].__getitem__):
+    kept = set(letters)
+    for token in sorted(vocab, key=vocab.__getitem__):
         bare = token.removeprefix("##")
-        if len(bare) > 1 and token not in BERT_ORDER and known.issuperset(bare):
+        if len(bare) > 1 and token not in BERT_ORDER and kept.issuperset(bare):
             tokens.append(token)
     return pipeline.bert_pipeline(_numbered(tokens[:size]), BERT_SPECIALS, **build), BERT_SPECIALS
 
@@ -162,6 +166,17 @@ def _bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) 
 
 
 def _byte_bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
+    if not lowercase and can_learn_merges():
+        rust, tokens = pipeline.gpt2_pipeline({}, []), [GPT2_SPECIALS["eos"]]
+        tokens += sorted(pipeline.byte_alphabet())
+        found = learn_merges(texts, rust, tokens, size, options["min_frequency"])
+        return pipeline.gpt2_pipeline(found.vocab, found.merges), GPT2_SPECIALS
+    return _library_byte_bpe(texts, size, options, lowercase=lowercase)
+
+
+def _library_byte_bpe(
+    texts: Iterable[str], size: int, options: Options, *, lowercase: bool
+) -> Learned:
     # marks between morphemes, if there are any, separate words as in the finished pipeline
     rust = pipeline.split_at_morphemes(pipeline.gpt2_pipeline({}, [], lowercase=lowercase))
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -226,7 +241,7 @@ def _morphemes(
 def _byte_morphemes(
     texts: Iterable[str], size: int, options: Options, *, lowercase: bool
 ) -> Learned:
-    rust, names = _byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
+    rust, names = _library_byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
     return pipeline.split_at_morphemes(rust), names
 
 

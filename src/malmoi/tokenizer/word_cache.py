@@ -7,7 +7,8 @@ Where there is a compiler, new words of plain letters are encoded in C too (word
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,7 @@ WORD = re.compile(
 # cached words take about 100 MB (200 without a compiler); beyond a limit the cache is cleared
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 1 << 25
+COUNTED_CHARACTERS = 1 << 20  # at a time
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
 _BETWEEN = [
     *(*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "),
@@ -210,7 +212,7 @@ class NativeWords:
 
     def __post_init__(self) -> None:
         words, size = MAX_CACHED_WORDS // self.caches, MAX_CACHED_BYTES // self.caches
-        how, (data, ends) = self.algorithm, _bytes(self.algorithm.pieces)
+        how, (data, ends) = self.algorithm, bytes_and_ends(self.algorithm.pieces)
         self._words, self._pieces = _tables(words, size), _tables(len(ends), len(data))
         # pages that are not written take no memory
         self._places, self._sizes = np.empty(words, np.int64), np.empty(words, np.int32)
@@ -218,29 +220,45 @@ class NativeWords:
         pairs = np.zeros(1 << (2 * len(how.merges)).bit_length(), np.int32)  # at most half full
         self._model = np.array(how.letters, np.int32), np.array(how.merges, np.int32), pairs
         self._cache = _Cache(
-            _Strings(*_addresses(*self._words), 0, 0, words, size),
-            *_addresses(self._places, self._sizes, self._ids),
+            _Strings(*addresses(*self._words), 0, 0, words, size),
+            *addresses(self._places, self._sizes, self._ids),
             *(0, size, how.kind, how.lowercase, how.hangul),
-            *_addresses(*self._model),
+            *addresses(*self._model),
             len(pairs) - 1,
-            _Strings(*_addresses(*self._pieces), 0, 0, len(ends), len(data)),
+            _Strings(*addresses(*self._pieces), 0, 0, len(ends), len(data)),
         )
         self._number, self._gather, learn = (
             partial(call, ctypes.addressof(self._cache)) for call in self.calls
         )
-        learn(len(how.merges), data, *_addresses(ends), len(ends))
+        learn(len(how.merges), data, *addresses(ends), len(ends))
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
-        data, ends = _bytes(texts)
+        data, ends = bytes_and_ends(texts)
         numbers, counts = np.empty(len(data), np.int32), np.empty(len(ends), np.int64)
         before = self._cache.words.count
-        found = self._number(data, *_addresses(ends), len(ends), *_addresses(numbers, counts))
+        found = self._number(data, *addresses(ends), len(ends), *addresses(numbers, counts))
         if found < 0 or not self._learn(before):
             self.__post_init__()  # the cache is full: it starts anew
             return encode_plainly(self.ids, texts)
         ids = np.empty(int(self._sizes[numbers[:found]].sum(dtype=np.int64)), np.int32)
-        self._gather(*_addresses(numbers, counts), len(ends), *_addresses(ids))
+        self._gather(*addresses(numbers, counts), len(ends), *addresses(ids))
         return ids, counts
+
+    def count(self, texts: Sequence[str], counts: NDArray[np.int64]) -> bool:
+        """Adds how often each word occurs in the texts; returns whether there was room."""
+        data, ends = bytes_and_ends(texts)
+        numbers, sizes = np.empty(len(data), np.int32), np.empty(len(ends), np.int64)
+        found = self._number(data, *addresses(ends), len(ends), *addresses(numbers, sizes))
+        times = np.bincount(numbers[: max(found, 0)])
+        counts[: len(times)] += times
+        return found >= 0
+
+    def counted(self, counts: NDArray[np.int64]) -> Iterator[tuple[str, int]]:
+        """The words that are known, with their counts."""
+        _, starts, data = self._words
+        edges = starts[: self._cache.words.count + 1].tolist()
+        words = (data[start:end].tobytes().decode() for start, end in pairwise(edges))
+        return zip(words, counts.tolist(), strict=False)
 
     def _learn(self, first: int) -> bool:
         """Encodes the words from this one on that C left out; returns whether there was room."""
@@ -256,13 +274,46 @@ class NativeWords:
         return room
 
 
-def _bytes(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """How often each word occurs; of more than the cache holds, some come more than once."""
+    calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
+    assert calls is not None  # who counts has a compiler
+    left = iter(texts)
+    batch: Sequence[str] = ()
+    while True:
+        words = NativeWords(_no_ids, Algorithm(0), 1, calls)
+        counts = np.zeros(MAX_CACHED_WORDS, np.int64)
+        if not words.count(batch, counts):  # alone more than the cache holds
+            yield from Counter(chain.from_iterable(map(WORD.findall, batch))).items()
+        while batch := list(_some_texts(left)):
+            if not words.count(batch, counts):
+                break
+        yield from words.counted(counts)
+        if not batch:
+            return
+
+
+def _no_ids(texts: list[str]) -> list[list[int]]:
+    return [[] for _ in texts]
+
+
+def _some_texts(texts: Iterator[str]) -> Iterator[str]:
+    """The next texts, of a million characters or one."""
+    characters = 0
+    for text in texts:
+        yield text
+        characters += len(text)
+        if characters >= COUNTED_CHARACTERS:
+            return
+
+
+def bytes_and_ends(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     """The texts as UTF-8, one after another, and where each ends."""
     encoded = [text.encode() for text in texts]
     return b"".join(encoded), np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
 
 
-def _addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
+def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
     return tuple(array.ctypes.data for array in arrays)
 
 

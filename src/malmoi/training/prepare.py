@@ -125,6 +125,7 @@ class RunSources:
     sources: tuple[str, ...]
     tokenizer: Path | None = None
     start: str | Path | None = None
+    learnt: Tokenizer | None = None  # of this text, when the size was chosen
     _opened: list[DocumentReader] | None = None  # standard input can be opened only once
 
     def readers(self, data: DataConfig) -> list[DocumentReader]:
@@ -228,7 +229,7 @@ def _prepare_tokenizer(recipe: Recipe, out: Path, origin: RunSources) -> None:
     elif wanted is not None:
         wanted.save(out)
     else:
-        _learn(recipe, origin.readers(recipe.data)).save(out)
+        (origin.learnt or learn_tokenizer(recipe, origin.readers(recipe.data))).save(out)
 
 
 def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
@@ -245,7 +246,8 @@ def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, o
     )
 
 
-def _learn(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
+def learn_tokenizer(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
+    """The tokenizer of a recipe, learnt from the part of the text that the run reads."""
     c = recipe.tokenizer
     logger.info("Training a {kind} tokenizer of up to {vocab:,} tokens …", **vars(c))
 

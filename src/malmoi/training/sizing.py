@@ -25,7 +25,7 @@ from malmoi.training.budget import FEW_UPDATES, meta_network
 from malmoi.training.device import choose_execution, flops_per_token, known_flops
 from malmoi.training.feed import kind_counts
 from malmoi.training.parallel import ProcessGroup
-from malmoi.training.prepare import SPECIAL, RunSources
+from malmoi.training.prepare import SPECIAL, RunSources, learn_tokenizer
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
 
@@ -53,6 +53,10 @@ class TextSize:
     sample: tuple[str, ...]
     weights: tuple[float, ...]  # of each in the sample: its source is so many times as long
     exact: bool = True
+
+    @property
+    def is_sampled_whole(self) -> bool:
+        return self.exact and all(weight == 1 for weight in self.weights)
 
     def tokens(self, tokenizer: Tokenizer) -> int:
         """Estimates the tokens of the text from the sample."""
@@ -429,12 +433,19 @@ def size_recipe(
 def _vocabulary(
     requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
 ) -> tuple[Tokenizer, int]:
-    """The given tokenizer, or one of the sample that counts tokens as the run's will; its size."""
+    """The given tokenizer, or one of the sample that counts tokens as the run's will; its size.
+
+    Where the sample is the whole text, it is the run's.
+    """
     if origin.tokenizer:
         words = Tokenizer.load(origin.tokenizer)
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
+    if text.is_sampled_whole and "data.fraction" not in given:
+        sized = requested.override({"tokenizer.vocab": vocab})
+        origin.learnt = learn_tokenizer(sized, origin.readers(requested.data))
+        return origin.learnt, vocab
     special = SPECIAL.get(requested.samples, "none")
     settings = vars(requested.tokenizer) | {"vocab": vocab, "special": special}
     return train_tokenizer(text.sample, **settings), vocab
