@@ -581,7 +581,7 @@ def predict_rows(cpu: CPU) -> Iterator[Row]:
     import transformers
 
     import malmoi
-    from malmoi.cli.prediction_file import predictions
+    from malmoi.cli.predict import predictions
     from malmoi.cli.row_files import add_to_file
 
     folder = cpu.folder / "predict"

@@ -47,10 +47,12 @@ class UsageError(MalmoiError):
         self.code = code
 
 
-def require_that(condition: object, sentence: str, /, **values: object) -> None:
+def require_that(
+    condition: object, sentence: str, /, *, code: str | None = None, **values: object
+) -> None:
     """Raises a UsageError with this sentence, which says what is needed, unless it holds."""
     if not condition:
-        raise UsageError(msg(sentence, **values))
+        raise UsageError(msg(sentence, **values), code=code)
 
 
 def ensure(condition: object, sentence: str, /, **values: object) -> None:

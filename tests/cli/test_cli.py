@@ -28,9 +28,9 @@ from conftest import environment, standard_input
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.cli.bench import benchmarks
-from malmoi.cli.doctor import EXTRAS
 from malmoi.cli.finetune import task_and_files
-from malmoi.cli.prediction_file import predictions
+from malmoi.cli.machines import EXTRAS
+from malmoi.cli.predict import predictions
 from malmoi.cli.recipes import approximate_parameters, with_vocab
 from malmoi.cli.row_files import add_to_file
 from malmoi.cli.shared import duration, whole_number

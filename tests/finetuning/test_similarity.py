@@ -12,7 +12,7 @@ import transformers
 import malmoi
 from malmoi.checkpoint.folder import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
-from malmoi.cli.prediction_file import predictions
+from malmoi.cli.predict import predictions
 from malmoi.cli.row_files import add_to_file
 from malmoi.errors import UsageError
 from malmoi.evaluation.guess import guess_task

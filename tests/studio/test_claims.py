@@ -15,7 +15,8 @@ import transformers as hf
 from live_server import Live
 from malmoi.inference import Model, load
 from malmoi.pair import BERT, GPT, shipped
-from malmoi.studio import claims, probing
+from malmoi.studio import attention_view, claims
+from malmoi.studio.attention_view import order_rows
 from malmoi.studio.claims import (
     CLAIMS,
     NO_TEXT,
@@ -29,7 +30,6 @@ from malmoi.studio.claims import (
     rounded,
     sentences,
 )
-from malmoi.studio.probing import order_rows
 from malmoi.studio.serve import PAGE
 from malmoi.text.sources import sotu_messages
 
@@ -63,7 +63,7 @@ def few_texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     messages = list(sotu_messages())[::12]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(claims, "TEXTS", file)
-        patch.setattr(probing, "BUILT_IN_ROWS", 40)
+        patch.setattr(attention_view, "BUILT_IN_ROWS", 40)
         patch.setattr("malmoi.demo.texts.sotu_messages", lambda: iter(messages))
         forget()
         yield

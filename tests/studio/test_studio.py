@@ -29,7 +29,7 @@ from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.interpret.forward_pass import attention, by_words, word_groups
 from malmoi.model import Activations, Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.model.families import transformer
-from malmoi.studio import run_curves as curves
+from malmoi.studio import runs as curves
 from malmoi.studio.attention_view import principal
 from malmoi.studio.few_shot import few_shot_view
 from malmoi.studio.routes import known_languages

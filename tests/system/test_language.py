@@ -32,7 +32,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # functions whose arguments are said to users
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
 DOORS |= {"require_known", "require_that", "required", "ensure", "explained"}
-DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file"}
+DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file", "refuse_unless"}
 DOORS |= {"info", "warning", "say", "_say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")

@@ -80,8 +80,14 @@ PANELS = {
         "bench": "Benchmark Malmoi against other libraries on this machine.",
     },
 }
-# each is in a module of its name, but for those that give texts to a model
-HOMES = dict.fromkeys(("chat", "fill", "generate", "perplexity", "score", "translate"), "models")
+# each is in a module of its name, but for those that share one
+HOMES = {
+    **dict.fromkeys(("chat", "fill", "generate", "perplexity", "probe"), "models"),
+    **dict.fromkeys(("score", "trace", "translate"), "models"),
+    **dict.fromkeys(("study", "records"), "studies"),
+    **dict.fromkeys(("doctor", "plan", "launch"), "machines"),
+    "tasks": "recipes",
+}
 OUTLINE = ("", "-h", "--help", "--version")  # first words that need no command
 SUFFIX = "_command"  # suffix of the functions that are commands
 INPUTS = ("data", "dev", "train", "test", "calibration", "pairs")  # options for files that exist

@@ -43,8 +43,7 @@ def quantize_command(
         (method == "gptq") == ("calibration" in options),
         "--method gptq needs --calibration FILE, and no other method uses it.",
     )
-    options["task"] = _task(task, columns)
-    _shrink("quantize", model, out, options, json)
+    _shrink("quantize", model, out, options | {"task": _task(task, columns)}, json)
 
 
 def prune_command(
@@ -60,11 +59,11 @@ def prune_command(
     Example: malmoi compress prune --model runs/bert --out runs/bert-half --layers 0,2,4
     """
     blind = "train" not in options and ("heads" in options or "neurons" in options)
-    options["task"] = _task(task, columns)
     ranked = [
         "They were chosen by their weights alone; --train FILE chooses by the loss, which costs "
         "far less quality."
     ]
+    options |= {"task": _task(task, columns)}
     _shrink("prune", model, out, options, json, *(ranked if blind else []), AGAIN)
 
 
@@ -89,8 +88,8 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
-    options |= {**budget, "settings": cli.changes_of(settings)}
-    options |= {"data": data, "task": _task(task, columns), "dev": dev or None}
+    options |= {**budget, "settings": cli.changes_of(settings), "data": data}
+    options |= {"task": _task(task, columns), "dev": dev or None}
     _shrink("distil", model, out, options, json)
 
 

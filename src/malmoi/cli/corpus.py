@@ -35,15 +35,13 @@ def build_command(
     changes = {"workers": this_machine().cores, **changes, "settings": cli.changes_of(settings)}
     finished: Any = build_corpus(sources, out, **changes).record.get(FINISHED)
     if finished:  # not so after a part
-        _print_report(finished, out, json)
+        facts = {"folder": str(out), **finished}
+        cli.print_json(facts) if json else _print_report(finished, out)
 
 
-def _print_report(finished: dict[str, Any], out: Path, json: bool) -> None:
+def _print_report(finished: dict[str, Any], out: Path) -> None:
     from malmoi.corpus.columns import control_sentence
 
-    if json:
-        cli.print_json({"folder": str(out), **finished})
-        return
     if sentence := control_sentence(finished.get("control", {})):
         cli.say(sentence)
     cli.print_table(

@@ -38,18 +38,10 @@ def demo_command(
     story = run_demo(out, plan, BUILT_IN[user_language()], overwrite=overwrite)
     seconds = round(story.seconds["all"], 1)
     facts = {"report": str(story.out / "report.html"), "seconds": seconds, **story.scores}
-    if json:
-        cli.print_json(facts)
-        return
     prompt, text = story.samples[0]
-    cli.print_table(
-        (translate("what"), translate("result")),
-        [(translate("sample of the GPT"), prompt + text), *_lines(facts)],
-    )
-
-
-def _lines(facts: dict[str, object]) -> list[tuple[str, str]]:
-    def shown(value: object) -> str:
-        return f"{value:.1%}" if isinstance(value, float) and value <= 1 else str(value)
-
-    return [(translate(name), shown(value)) for name, value in facts.items()]
+    shown = {"sample of the GPT": prompt + text} | {
+        name: f"{value:.1%}" if isinstance(value, float) and value <= 1 else str(value)
+        for name, value in facts.items()
+    }
+    rows = [(translate(name), value) for name, value in shown.items()]
+    cli.print_rows(json, [facts], (translate("what"), translate("result")), rows)

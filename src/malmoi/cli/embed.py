@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from malmoi.api.records import ColumnOptions
 from malmoi.cli import shared as cli
-from malmoi.cli.prediction_file import table_source
+from malmoi.cli.predict import table_source
 from malmoi.cli.row_files import VECTORS, Addition, Row, write_rows
 from malmoi.errors import UsageError, explained, require_that
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
 if TYPE_CHECKING:
-    from malmoi.inference import Model
     from malmoi.inference.embed import Pool
 
 
@@ -97,7 +96,7 @@ def _layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
 
 
-def _vectors(model: "Model", options: dict[str, Any], *, truncate: bool) -> Addition:
+def _vectors(model: "cli.inference.Model", options: dict[str, Any], *, truncate: bool) -> Addition:
     """A column of vectors; until the output is written they are kept as text of their bytes."""
     import numpy as np
 

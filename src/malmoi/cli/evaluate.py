@@ -15,7 +15,6 @@ from malmoi.system.files import require_free
 if TYPE_CHECKING:
     from malmoi.evaluation.in_context.run import InContextResult
     from malmoi.evaluation.tasks import Task
-    from malmoi.inference import Model
 
 YAML = (".yaml", ".yml")
 
@@ -106,7 +105,7 @@ def _print_contamination(found: dict[str, Any] | None) -> None:
 
 
 def _task(
-    model: "Model", name: str, rows: Any, columns: dict[str, Any], metric: str | None
+    model: "cli.inference.Model", name: str, rows: Any, columns: dict[str, Any], metric: str | None
 ) -> "Task":
     """The task that was named, or the one that the model was fine-tuned for, on its columns."""
     from malmoi.evaluation.guess import evaluated_task, tuned_task

@@ -5,22 +5,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from malmoi.api.records import ColumnOptions
 from malmoi.api.run_options import RunOptions
 from malmoi.api.runs import announced
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
+from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.messages import joined, msg, plural
 from malmoi.pair import BERT, GPT, introduction
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.storage import address, local_path
-
-if TYPE_CHECKING:
-    from malmoi.evaluation.tasks import Task
 
 FEW_ROWS = 10  # evaluated: fewer show nothing
 LEARNT_F1 = 0.05
@@ -111,7 +109,7 @@ def finetune_command(
     note_better_base(base, task, rows, done)
 
 
-def _compare_bases(base: str, task: "Task", rows: Any, device: str | None) -> None:
+def _compare_bases(base: str, task: Task, rows: Any, device: str | None) -> None:
     """Prints what the models at hand are worth on some of the rows."""
     cli.load_torch()
     from malmoi.evaluation.tasks import metric_names
@@ -144,7 +142,7 @@ def task_and_files(words: Sequence[str], data: Sequence[Path] | None) -> tuple[s
     return KIND_ALIASES.get(name, name), files
 
 
-def _next_lines(task: "Task", out: Path) -> None:
+def _next_lines(task: Task, out: Path) -> None:
     from malmoi.evaluation.kinds import head_kind
     from malmoi.inference.predictors import CHOICE, SENTENCE, WRITING
 

@@ -1,19 +1,22 @@
-"""Commands that give texts to a model: generate, chat, translate, fill, score, perplexity."""
+"""Commands that give texts to a model: generate, chat, translate, fill, score, trace, probe…"""
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from malmoi.api.models import probe
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, explained, require_that
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.pair import BERT, GPT
+from malmoi.report.console import progress_bar
 from malmoi.system.paths import names_file
 from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
-    from malmoi.inference import Model
+    from malmoi.tracing.trace import Memorisation, Trace
 
 
 def generate_command(
@@ -76,7 +79,9 @@ def _token_bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
 
 
-def _describe(lm: "Model", features: Path, options: dict[str, Any], json: bool) -> None:
+def _describe(
+    lm: "cli.inference.Model", features: Path, options: dict[str, Any], json: bool
+) -> None:
     from malmoi.training.data.captions import open_features
 
     limit = options.get("max_new_tokens", GenerationConfig.max_new_tokens)
@@ -85,7 +90,7 @@ def _describe(lm: "Model", features: Path, options: dict[str, Any], json: bool) 
         cli.print_one(json, {"row": row, "text": text}, cli.one_line(text))
 
 
-def _note_empty(lm: "Model", prompts: list[str]) -> None:
+def _note_empty(lm: "cli.inference.Model", prompts: list[str]) -> None:
     """Notes which token an empty prompt starts from; a model without one refuses it."""
     from malmoi.inference.prompt import start_token
 
@@ -95,7 +100,9 @@ def _note_empty(lm: "Model", prompts: list[str]) -> None:
         cli.note("The prompt is empty, so the text starts after {mark}.", mark=mark)
 
 
-def _write_all(lm: "Model", prompts: list[str], options: dict[str, Any], json: bool) -> None:
+def _write_all(
+    lm: "cli.inference.Model", prompts: list[str], options: dict[str, Any], json: bool
+) -> None:
     texts = lm.generate(prompts, **options)
     for i, (prompt, some) in enumerate(zip(prompts, texts, strict=True)):
         for j, text in enumerate([some] if options.get("n", 1) == 1 else some):
@@ -212,11 +219,13 @@ def fill_command(
     bert = cli.open_model(model, loading, BERT)
     for text in given:
         masks = bert.fill_masks(text, top=top)
-        if json:
-            cli.print_json({"text": text, "fills": [[vars(one) for one in mask] for mask in masks]})
-        else:
-            for one in (one for mask in masks for one in mask):
-                cli.print_result(f"{one.probability:.4f}\t{one.token}\t{cli.one_line(one.text)}")
+        facts = {"text": text, "fills": [[vars(one) for one in mask] for mask in masks]}
+        lines = (
+            f"{one.probability:.4f}\t{one.token}\t{cli.one_line(one.text)}"
+            for mask in masks
+            for one in mask
+        )
+        cli.print_one(json, facts, "\n".join(lines))
 
 
 def score_command(
@@ -284,3 +293,89 @@ def _of_file(text: str) -> str:
         return text
     path = Path(text)
     return whole_text(path, refuse_bad_lines(path)).rstrip("\r\n")
+
+
+# ------------------------------------------------------------------ what it learnt from, and where
+
+
+def trace_command(
+    model: cli.Gpt = None,
+    texts: list[str] | None = cli.argument(
+        None,
+        "The run's folder, unless --model is given, and texts; - reads them from standard input.",
+        metavar="[DIR] TEXT…",
+    ),
+    words: str = cli.option("", "Only matches with some of these words of the text."),
+    top: int = cli.option(5, "Longest matches for each text."),
+    sentences: int = cli.option(3, "Sentences of the training text for each match."),
+    nearest: int = cli.option(0, "Also this many sentences with similar hidden states."),
+    data: list[str] | None = cli.option(
+        None, "Text to search.", shown="what the run was trained on", metavar="SOURCE"
+    ),
+    loading: dict[str, Any] = cli.LOADING,
+    json: cli.Json = False,
+) -> None:
+    """Find the words of a text in the text a model was trained on.
+
+    Prints the longest matches, how often the training text has them, and some of its sentences. A
+    run's folder may come first instead of --model; without a text, measures how much of its
+    training text the model knows by heart and copies, and adds that to report.html.
+
+    Example: malmoi trace runs/tiny-gpt "the state of the union"
+    """
+    given = list(texts or [])
+    if model is None and given and names_file(f"{given[0]}/config.json"):
+        model = given.pop(0)
+    opened = cli.open_model(model, loading, GPT)
+    if not given and not data:
+        _show_traced(opened.memorisation(), json)
+        return
+    trace = partial(
+        opened.trace, words=words, top=top, sentences=sentences, nearest=nearest, data=data or ()
+    )
+    for text in cli.input_lines(given):
+        _show_traced(trace(text), json)
+
+
+def _show_traced(found: "Trace | Memorisation", json: bool) -> None:
+    if json:
+        cli.print_json(found.to_dict())
+        return
+    cli.say(found.describe())
+    for columns, rows in found.tables():
+        if rows:
+            cli.print_table(columns, rows)
+
+
+def probe_command(
+    model: cli.Model,
+    data: Path = cli.option(..., "Labelled words (.conllu) or texts (csv, jsonl…)."),
+    test: Path | None = cli.option(None, "Rows to test on.", shown="a fifth of the data"),
+    label: str | None = cli.option(
+        None, "Column of the labels; for CoNLL-U, upos, xpos or deprel.", shown="detected; upos"
+    ),
+    limit: int = cli.count(4000, "Read at most this many words or texts."),
+    seed: int = cli.option(0, "Random seed."),
+    loading: dict[str, Any] = cli.LOADING,
+    json: cli.Json = False,
+) -> None:
+    """Probe every layer for parts of speech or your own labels.
+
+    A control task with a random label for each word shows how much the probe itself memorises.
+
+    Example: malmoi probe --model runs/tiny-bert --data en_ewt.dev.conllu
+    """
+    opened = cli.open_model(model, loading)
+    found = probe(opened, data, test=test, label=label, max_examples=limit, seed=seed)
+    if not json:
+        cli.say(
+            "{labels} labels; trained on {found.train:,} examples, tested on {found.test:,}. Most "
+            "frequent label: {found.majority:.1%}.",
+            labels=len(found.labels),
+            found=found,
+        )
+    cells = (
+        (one.layer, f"{one.accuracy:.1%}", f"{one.control:.1%}", progress_bar(one.accuracy))
+        for one in found.layers
+    )
+    cli.print_rows(json, [found.to_dict()], ("layer", "accuracy", "control", ""), cells)

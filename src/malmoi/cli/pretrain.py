@@ -15,6 +15,7 @@ from malmoi.system.paths import require_path, similar_path
 from malmoi.system.storage import address
 from malmoi.system.untrusted import read_object
 from malmoi.training.recipe import BUDGETS, TrainConfig
+from malmoi.training.recipes import RECIPES, SIZED, resolve_recipe
 
 DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # the default budget
@@ -58,8 +59,6 @@ def pretrain_command(
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
-    from malmoi.training.recipes import SIZED
-
     changes: dict[str, Any] = dict(cli.changes_of(settings))
     changes |= {f"train.{name}": value for name, value in budget.items()}
     named, sources = recipe_and_sources(words, data)
@@ -70,11 +69,9 @@ def pretrain_command(
         changes["train.minutes"] = DEFAULT_MINUTES
     cli.load_torch()
     if dry_run and recipe in SIZED:
-        _print_size(recipe, sources, {**changes, **origin}, json)
-        return
+        return _print_size(recipe, sources, {**changes, **origin}, json)
     if dry_run:
-        _print_estimate(recipe, changes, origin, json)
-        return
+        return _print_estimate(recipe, changes, origin, json)
     folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
     if named is None or out is None:
         shown = {n: f"{v:.3g}" if isinstance(v, float) else v for n, v in changes.items()}
@@ -126,19 +123,14 @@ def recipe_and_sources(
 
 
 def is_recipe(word: str) -> bool:
-    from malmoi.training.recipes import RECIPES
-
     return word in RECIPES or word.endswith("recipe.json") or (Path(word) / "recipe.json").is_file()
 
 
 def _check_source(word: str, *, named: bool) -> None:
     """Checks that an argument that is not a recipe is text."""
-    from malmoi.training.recipes import RECIPES
-
     path = word.rpartition("=")[2]  # NAME=SRC
-    if path == "-" or path.startswith(SCHEMES) or any(sign in path for sign in ("://", *"*?[")):
-        return
-    if Path(path).exists():
+    elsewhere = path == "-" or path.startswith(SCHEMES)
+    if elsewhere or any(sign in path for sign in ("://", *"*?[")) or Path(path).exists():
         return
     if named:
         require_path(Path(path))
@@ -150,11 +142,8 @@ def _print_size(kind: str, data: list[str], changes: dict[str, Any], json: bool)
     from malmoi.training.pretrain import explain_size
 
     sized = explain_size(kind, data, **changes)
-    if json:
-        cli.print_json({"recipe": sized.recipe.to_dict(), "reasons": sized.reasons})
-        return
-    for sentence in sized.reasons:
-        cli.print_result(msg(sentence))
+    facts = {"recipe": sized.recipe.to_dict(), "reasons": sized.reasons}
+    cli.print_one(json, facts, joined("\n", map(msg, sized.reasons)))
 
 
 def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], json: bool) -> None:
@@ -165,7 +154,6 @@ def _print_estimate(name: str, changes: dict[str, Any], origin: dict[str, Any], 
         estimate_run,
         smallest_batch,
     )
-    from malmoi.training.recipes import resolve_recipe
 
     recipe, made = estimate_run(resolve_recipe(name, changes), **origin)
     if json:

@@ -1,18 +1,17 @@
-"""`malmoi recipes`: lists the recipes."""
+"""`malmoi recipes` and `malmoi tasks`: what can be trained, and for what."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from malmoi.cli import shared as cli
 from malmoi.config import ModelConfig
 from malmoi.messages import msg, translate
 from malmoi.settings import Config, settings_of
-
-if TYPE_CHECKING:
-    from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import Recipe
+from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 
 
 def recipes_command(
@@ -30,31 +29,25 @@ def recipes_command(
 
     Example: malmoi recipes bert-tiny
     """
-    from malmoi.training.recipes import RECIPES, SIZED, named_recipe
-
     if name is not None:
         recipe = named_recipe(name)
         cli.print_json(recipe.to_dict()) if json else _show(recipe)
-    elif json:
-        for key, make in RECIPES.items():
-            cli.print_json({"recipe": key, **_facts(make())})
     else:
+        facts = ({"recipe": key, **_facts(make())} for key, make in RECIPES.items())
         order = [*SIZED, *(key for key in RECIPES if key not in SIZED)]
-        rows = [
+        rows = (
             row
             for _, names in groupby(order, key=_family)
             for row in ((), *(_row(key, RECIPES[key]()) for key in names))
-        ]
-        cli.print_table(("recipe", "size", "layers", "context", "learns"), rows)
+        )
+        cli.print_rows(json, facts, ("recipe", "size", "layers", "context", "learns"), rows)
 
 
 def _family(name: str) -> str:
-    from malmoi.training.recipes import SIZED
-
     return "auto" if name in SIZED else name.split("-")[0] + "-fast" * name.endswith("-fast")
 
 
-def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
+def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
         fitted = msg("{objective}, fitted to your text", objective=recipe.objective)
@@ -63,7 +56,7 @@ def _row(name: str, recipe: "Recipe") -> tuple[str, ...]:
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
 
-def _about(recipe: "Recipe") -> str:
+def _about(recipe: Recipe) -> str:
     """A recipe in a few words: its objective and its paper."""
     if recipe.name.endswith("-fast"):
         return translate(msg("{objective}, changed for speed", objective=recipe.objective))
@@ -71,7 +64,7 @@ def _about(recipe: "Recipe") -> str:
     return f"{recipe.objective}, {paper[1] if paper else translate(recipe.about).split(';')[0]}"
 
 
-def with_vocab(recipe: "Recipe") -> ModelConfig:
+def with_vocab(recipe: Recipe) -> ModelConfig:
     """The model config with the vocabulary size of its tokenizer."""
     return replace(recipe.model, vocab=recipe.tokenizer.vocab or recipe.model.vocab)
 
@@ -88,7 +81,7 @@ def approximate_parameters(c: ModelConfig) -> float:
     return c.distinct * c.block_weights + encoder + embedding + bridge + positions + pooler
 
 
-def _facts(recipe: "Recipe") -> dict[str, Any]:
+def _facts(recipe: Recipe) -> dict[str, Any]:
     from malmoi.training.budget import exact_parameters
 
     c = with_vocab(recipe)
@@ -100,7 +93,7 @@ def _facts(recipe: "Recipe") -> dict[str, Any]:
 # ------------------------------------------------------------------ one recipe
 
 
-def _show(recipe: "Recipe") -> None:
+def _show(recipe: Recipe) -> None:
     """Prints every setting by its --set name, with its meaning."""
     print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
     rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
@@ -116,3 +109,47 @@ def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]
         elif prefix or field.name == "objective":
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
             yield f"{prefix}{field.name}", shown, translate(known[field.name].help)
+
+
+# ------------------------------------------------------------------ tasks
+
+
+def tasks_command(
+    name: str | None = cli.argument(
+        None, "Show this task alone.", metavar="[NAME]", autocompletion=cli.complete_tasks
+    ),
+    json: cli.Json = False,
+) -> None:
+    """List the tasks, their kinds and the files they read.
+
+    The kinds are for your own columns: malmoi finetune classification rows.csv --label stars
+
+    Example: malmoi tasks sst2
+    """
+    from malmoi.evaluation.tasks import KIND_METRICS, TASKS, metric_names, named_task
+
+    shown = list(TASKS.values()) if name is None else [named_task(name)]
+    facts = [
+        {
+            "task": one.name,
+            "kind": one.kind,
+            "metrics": ", ".join(metric_names(one)),
+            "about": one.about if json else translate(one.about),
+            "files": " ".join(one.files),
+        }
+        for one in shown
+    ]
+    if name is not None:
+        cells = [(translate(key), value) for key, value in facts[0].items()]
+        cli.print_rows(json, facts, ("task", shown[0].name), cells[1:])
+        return
+    rows = (
+        row
+        for kind in KIND_METRICS
+        for row in ((), *((t.name, kind, translate(t.about)) for t in shown if t.kind == kind))
+    )
+    cli.print_rows(json, facts, ("task", "kind", "question"), rows)
+    if not json:
+        print()
+        metrics = [(kind, ", ".join(names)) for kind, names in KIND_METRICS.items()]
+        cli.print_table(("kind", "metrics"), metrics)

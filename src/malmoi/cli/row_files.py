@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from zlib import crc32
 
 from malmoi.cli import shared as cli
@@ -27,9 +27,6 @@ from malmoi.system.storage import address, local_path
 from malmoi.text.lines import uncompressed_name
 from malmoi.text.records import comma_dialect, first_lines, import_pyarrow
 from malmoi.text.rows import BadRow, DataRow, any_rows
-
-if TYPE_CHECKING:
-    from malmoi.inference import Model
 
 Row = Mapping[str, Any]
 VECTORS = "embedding"  # the column of a text's vector
@@ -49,7 +46,7 @@ class Addition(NamedTuple):
     """What a model adds to rows."""
 
     verb: str
-    model: "Model"
+    model: "cli.inference.Model"
     source: Callable[[Path, Mapping[str, str]], RowSource]  # of a file by the columns given
     compute: Callable[[list[Any]], list[Row]]  # for the rows with a text, …
     empty: Row  # … and what the others get
@@ -115,7 +112,7 @@ def _look_into(added: Addition, files: Mapping[Path, Path], given: Mapping[str, 
     return source
 
 
-def note_unknown(model: "Model", inputs: Iterable[Any]) -> None:
+def note_unknown(model: "cli.inference.Model", inputs: Iterable[Any]) -> None:
     """Notes if the model's vocabulary does not cover the texts."""
     from malmoi.tokenizer.extend import unknown_note
 

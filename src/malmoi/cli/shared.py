@@ -27,7 +27,7 @@ from malmoi.settings import Setting, parse_number, settings_of
 from malmoi.system.storage import address
 
 if TYPE_CHECKING:
-    from malmoi.inference import Model as LoadedModel
+    from malmoi import inference as inference  # its Model, which this package annotates
 
 _status = StatusLog(__name__)
 say = _status.info  # a line on the console that `run_command` attaches
@@ -211,7 +211,9 @@ def load_torch() -> None:
         import torch  # noqa: F401
 
 
-def open_model(given: str | None, loading: Mapping[str, Any], default: str = "") -> "LoadedModel":
+def open_model(
+    given: str | None, loading: Mapping[str, Any], default: str = ""
+) -> "inference.Model":
     """Loads a model, or the default, and prints the notes of loading on stderr."""
     if given is None:
         note(introduction(default))
@@ -336,6 +338,20 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         if row:
             print("\t".join(one_line(str(cell)) for cell in row))
+
+
+def print_rows(
+    as_json: bool,
+    facts: Iterable[Mapping[str, Any]],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> None:
+    """Prints several results: the facts of each as JSON, or all as a table."""
+    if as_json:
+        for one in facts:
+            print_json(one)
+    else:
+        print_table(columns, rows)
 
 
 def print_facts(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

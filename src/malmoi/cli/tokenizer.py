@@ -86,9 +86,6 @@ def extend_command(
         "tokens_per_character": per_character,
         "unknown": unknown,
     }
-    if json:
-        cli.print_json(facts)
-        return
     shown = msg(
         "{folder}: {added:,} tokens added, {vocab:,} in all; {tokens_per_character[0]:.3f} tokens "
         "per character before, {tokens_per_character[1]:.3f} now.",
@@ -97,8 +94,8 @@ def extend_command(
     if unknown[0]:
         both = " Of the tokens, {unknown[0]:.1%} were unknown before, {unknown[1]:.1%} now."
         shown += msg(both, unknown=unknown)
-    cli.print_result(shown)
-    if (out / "recipe.json").is_file():
+    cli.print_one(json, facts, shown)
+    if (out / "recipe.json").is_file() and not json:
         folder, text = map(shlex.quote, (str(out), data[0]))
         again = "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10"
         cli.say(again, folder=folder, text=text)
@@ -148,11 +145,9 @@ def show_command(
         encoding = cutter.encode(text, parse_special=parse_special)
         tokens = [cutter.token(token) for token in encoding.tokens]
         ids, offsets = encoding.tokens, encoding.offsets
-        if json:
-            cli.print_json({"text": text, "tokens": tokens, "ids": ids, "offsets": offsets})
-            continue
+        facts = {"text": text, "tokens": tokens, "ids": ids, "offsets": offsets}
         cells = (
             (token, number, f"{start}-{end}", text[start:end])
             for token, number, (start, end) in zip(tokens, ids, offsets, strict=True)
         )
-        cli.print_table(("token", "id", "characters", "text"), cells)
+        cli.print_rows(json, [facts], ("token", "id", "characters", "text"), cells)

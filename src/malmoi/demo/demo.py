@@ -184,12 +184,6 @@ def _rows_file(story: Story, part: str) -> Path:
     return story.out / f"{TASK}.{part}.tsv"
 
 
-def _rows(story: Story, part: str) -> list[list[str]]:
-    """[text, label] of each row."""
-    lines = _rows_file(story, part).read_text("utf-8").splitlines()[1:]
-    return [line.split("\t") for line in lines]
-
-
 # ------------------------------------------------------------------ vocabularies and pre-training
 
 
@@ -277,7 +271,8 @@ def _bert(story: Story) -> None:
 
 def _task(story: Story) -> None:
     """Fine-tunes the BERT to classify passages, with and without its pre-training."""
-    judged = [label for _, label in _rows(story, "dev")]
+    _, *rows = _rows_file(story, "dev").read_text("utf-8").splitlines()
+    judged = [row.split("\t")[1] for row in rows]
     most, number = Counter(judged).most_common(1)[0]
     _say("Fine-tuning the BERT. The task: tell a sentence from its words in random order.")
     tuned = _tune(story, TASK)
@@ -299,8 +294,8 @@ def _task(story: Story) -> None:
     story.facts["judged"] = len(judged)
     story.facts["verdict"] = verdict(story)
     _say(story.facts["verdict"])
-    rows = (story.out / TASK / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
-    story.said = [json.loads(row) for row in rows]
+    said = (story.out / TASK / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
+    story.said = [json.loads(row) for row in said]
 
 
 def verdict(story: Story) -> str:

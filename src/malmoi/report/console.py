@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from unicodedata import east_asian_width
 
 from malmoi.messages import language, msg, translate
@@ -107,7 +107,7 @@ class Console(logging.Handler):
 
     def _stop_ticker(self) -> None:
         if self._ticker is not None:
-            self._ticker.stop()
+            self._ticker.close()
             self._ticker = None
 
     def close_line(self) -> None:
@@ -143,23 +143,15 @@ class Ticker:
             seconds = int(time.monotonic() - self._began)
             print(f"\r\033[K{self._text}{seconds}{self._unit}", end="", file=sys.stderr, flush=True)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self._done.set()
         self._thread.join()
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
+def waiting(text: str) -> AbstractContextManager[object]:
     """Shows a message and the elapsed seconds on a terminal while waiting."""
-    if not _is_live():
-        yield
-        return
-    ticker = Ticker(translate(text))
-    try:
-        yield
-    finally:
-        ticker.stop()
+    return closing(Ticker(translate(text))) if _is_live() else nullcontext()
 
 
 def _is_live() -> bool:

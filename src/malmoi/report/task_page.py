@@ -135,8 +135,7 @@ class TaskPage:
     def confusion(self) -> list[list[int]]:
         if not self.exclusive or not self.rows or len(self.labels) > MAX_LABELS:
             return []
-        matrix: list[list[int]] = confusion(*self._gold_and_said(), self.labels).tolist()
-        return matrix
+        return list(confusion(*self._gold_and_said(), self.labels).tolist())
 
     @property
     def calibration(self) -> tuple[str, float] | None:

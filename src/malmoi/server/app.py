@@ -17,22 +17,14 @@ from starlette.middleware.gzip import GZipMiddleware
 from malmoi import __version__
 from malmoi.errors import MalmoiError
 from malmoi.server import error_replies
-from malmoi.server.api import (
-    chat,
-    completions,
-    embeddings,
-    inside,
-    other_servers,
-    predictions,
-    service,
-)
+from malmoi.server.api import chat, completions, embeddings, other_servers, predictions, service
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor, receive_chunks
 from malmoi.server.link import Mailbox
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
-API = (service, completions, chat, embeddings, predictions, inside, other_servers)
+API = (service, completions, chat, embeddings, predictions, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection
@@ -86,12 +78,8 @@ def create_app(
     error_replies.install(app)
     for part in parts:
         app.include_router(part.router)
-    if guarded:
-        _guard(app, settings)
-    return app
-
-
-def _guard(app: FastAPI, settings: ServeConfig) -> None:
+    if not guarded:
+        return app
     app.add_middleware(
         RequestGuard, state=app.state.gate, settings=settings, metrics=app.state.metrics
     )
@@ -104,6 +92,7 @@ def _guard(app: FastAPI, settings: ServeConfig) -> None:
             allow_headers=["*"],  # OpenAI's JavaScript client sends a dozen custom headers
             expose_headers=["X-Request-Id"],
         )
+    return app
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, get_args
 
-from malmoi.errors import UsageError, require_known
+from malmoi.errors import UsageError, require_known, require_that
 from malmoi.settings import find_problem, option, setting
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -54,10 +54,10 @@ class ServeConfig:
         if problem := find_problem(self):
             raise UsageError(problem)
         require_known(self.log_level, LOG_LEVELS, "There is no log level {name!r}.{hint}")
-        if self.api_key is not None and (not self.api_key.isascii() or not self.api_key.strip()):
-            raise UsageError(
-                "The API key must be one or more ASCII characters: it travels in a header."
-            )
+        require_that(
+            self.api_key is None or (self.api_key.isascii() and self.api_key.strip()),
+            "The API key must be one or more ASCII characters: it travels in a header.",
+        )
 
     @property
     def local(self) -> bool:

@@ -16,7 +16,21 @@ from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference.engine import QueueFull
 from malmoi.messages import msg, translate
 
-RETRY = 1  # seconds after which a client may retry a full server
+HEADERS = {  # by status; a full server may be asked again after a second
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+}
+TYPES = {
+    401: "authentication_error",
+    403: "authentication_error",
+    429: "rate_limit_error",
+}  # others by whose fault it is
+KINDS: dict[type[MalmoiError], tuple[int, str]] = {  # the most particular first
+    QueueFull: (429, "busy"),
+    UsageError: (400, ""),
+    MalmoiError: (500, "failed"),
+}
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
 
@@ -56,11 +70,8 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        if self.status in (401, 403):
-            return "authentication_error"
-        if self.status == 429:
-            return "rate_limit_error"
-        return "invalid_request_error" if self.status < 500 else "server_error"
+        other = "invalid_request_error" if self.status < 500 else "server_error"
+        return TYPES.get(self.status, other)
 
     def body(self) -> dict[str, Any]:
         # a lone surrogate quoted from the request could not be encoded
@@ -72,10 +83,17 @@ class ApiError(Exception):
         """The response, in Korean where the request accepts that first, as the studio's may."""
         accepted = request.headers.get("Accept-Language", "") if request is not None else ""
         self.message = translate(self.message, "ko" if accepted.startswith("ko") else "en")
-        headers = {"Retry-After": str(RETRY)} if self.status in (429, 503) else {}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.body(), self.status, HEADERS.get(self.status))
+
+
+class ClientGone(ApiError):
+    """The client disconnected: there is nobody to answer."""
+
+
+def refuse_unless(condition: object, status: int, sentence: str, /, **about: Any) -> None:
+    """Raises an `ApiError` with this status and sentence unless what a request needs holds."""
+    if not condition:
+        raise ApiError(status, sentence, **about)
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -86,12 +104,9 @@ def api_error(error: BaseException) -> ApiError:
         return wrong_shape(error)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, _sentence(error), code=CODES.get(error.status_code))
-    if isinstance(error, QueueFull):
-        return ApiError(429, str(error), code="busy")
-    if isinstance(error, UsageError):
-        return ApiError(400, str(error), code=error.code)
-    if isinstance(error, MalmoiError):
-        return ApiError(500, str(error), code="failed")
+    for kind, (status, code) in KINDS.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=getattr(error, "code", code))
     return ApiError(500, "Internal error; see the server's log.", code="internal_error")
 
 

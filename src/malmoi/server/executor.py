@@ -10,11 +10,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -27,7 +27,7 @@ from malmoi.inference.engine import GenerationJob, QueueFull, TextChunk, TokenSt
 from malmoi.messages import msg, plural
 from malmoi.server.api.requests import ApiRequest
 from malmoi.server.config import ServeConfig
-from malmoi.server.error_replies import ApiError
+from malmoi.server.error_replies import ApiError, ClientGone
 from malmoi.server.link import Mailbox
 from malmoi.server.middleware import BETWEEN_TOKENS, FIRST_TOKEN, QUEUE_TIME, WHOLE_TIME, Metrics
 from malmoi.server.model_registry import ServedModel
@@ -59,8 +59,7 @@ class Work(Generic[T]):
         self.executor = executor
         self.client = client
         self.task = task
-        self.loop = asyncio.get_running_loop()
-        self.result: asyncio.Future[T] = self.loop.create_future()
+        self.result = Future[T]()
         self.turn = threading.Event()
         self.turn_began = 0.0
         self.begun = False
@@ -69,22 +68,12 @@ class Work(Generic[T]):
     def compute(self) -> None:
         """Runs in a thread of the executor."""
         _thread.work = self
-        try:
-            self.settle(self.result.set_result, self.task())
-        except WorkCancelled:
-            pass
-        except BaseException as error:
-            self.settle(self.result.set_exception, error)
-        finally:
-            _thread.work = None
-
-    def settle(self, settle: Callable[[Any], None], value: Any) -> None:
-        def once() -> None:
-            if not self.result.done():
-                settle(value)
-
-        with suppress(RuntimeError):  # the event loop is closed
-            self.loop.call_soon_threadsafe(once)
+        with suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                self.result.set_result(self.task())
+            except BaseException as error:
+                self.result.set_exception(error)
+        _thread.work = None
 
 
 class ModelExecutor:
@@ -123,7 +112,7 @@ class ModelExecutor:
         self.pending += 1
         try:
             async with asyncio.timeout(self.settings.timeout):
-                return await work.result
+                return await asyncio.wrap_future(work.result)
         except TimeoutError:
             raise timed_out(self.settings.timeout) from None
         finally:
@@ -155,7 +144,8 @@ class ModelExecutor:
             queued = [work for works in self.waiting.values() for work in works]
             for work in {*queued, *self.begun}:
                 work.cancelled = True
-                work.settle(work.result.set_exception, error)
+                with suppress(InvalidStateError):  # it has just finished
+                    work.result.set_exception(error)
             for work in queued:
                 if not work.begun:
                     self._dequeue(work)
@@ -238,7 +228,7 @@ async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return await task
-        raise ApiError(499, "The client disconnected or sent a newer request.", code="gone")
+        raise ClientGone(499, "The client disconnected or sent a newer request.", code="gone")
     finally:
         for one in (task, gone):
             one.cancel()
@@ -253,7 +243,7 @@ async def _disconnected(receive: Receive) -> None:
 # ------------------------------------------------------------------ generations
 
 
-class GenerationStream:
+class GenerationStream(AbstractContextManager["GenerationStream"]):
     """Jobs in an engine, their chunks passed to the event loop. Leaving it cancels the rest."""
 
     def __init__(
@@ -285,9 +275,6 @@ class GenerationStream:
         except Exception:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from malmoi.inference.engine import EngineStats
 from malmoi.report.page import render
 from malmoi.server.config import ServeConfig, is_local
-from malmoi.server.error_replies import ApiError, api_error, log
+from malmoi.server.error_replies import ApiError, api_error, log, refuse_unless
 from malmoi.server.model_registry import ModelRegistry
 
 BOUNDS = (
@@ -197,28 +197,29 @@ class RequestGuard:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self.state.stopping:
-            raise ApiError(503, "The server is shutting down.", code="stopping")
-        if self.state.in_flight > MAX_CONNECTIONS:
-            raise ApiError(
-                429,
-                "{most} requests are being served already; try again later.",
-                code="busy",
-                most=MAX_CONNECTIONS,
-            )
+        refuse_unless(not self.state.stopping, 503, "The server is shutting down.", code="stopping")
+        refuse_unless(
+            self.state.in_flight <= MAX_CONNECTIONS,
+            429,
+            "{most} requests are being served already; try again later.",
+            code="busy",
+            most=MAX_CONNECTIONS,
+        )
         if self.settings.api_key is not None:
             given = headers.get("authorization", "").encode("latin-1", "replace")
             known = compare_digest(given, f"Bearer {self.settings.api_key}".encode())
-            if scope["path"].startswith(AUTHENTICATED_PREFIXES) and not known:
-                raise ApiError(
-                    401,
-                    "The API key is missing or wrong: send Authorization: Bearer KEY.",
-                    code="no_key",
-                )
-        elif self.settings.local and not is_local(_host(headers)):
+            refuse_unless(
+                known or not scope["path"].startswith(AUTHENTICATED_PREFIXES),
+                401,
+                "The API key is missing or wrong: send Authorization: Bearer KEY.",
+                code="no_key",
+            )
+        elif self.settings.local:
             # another site's page may have pointed its own host name at this machine (DNS rebinding)
-            raise ApiError(
-                403, "This server answers only to localhost; to use a host name, set --api-key."
+            refuse_unless(
+                is_local(_host(headers)),
+                403,
+                "This server answers only to localhost; to use a host name, set --api-key.",
             )
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
@@ -249,25 +250,25 @@ class RequestGuard:
             size += len(part)
             too_large = too_large or size > limit
             body += b"" if too_large else part
-        if too_large:
-            raise ApiError(
-                413,
-                "The body is larger than {limit:,} bytes, this server's limit.",
-                code="too_large",
-                limit=limit,
-            )
+        refuse_unless(
+            not too_large,
+            413,
+            "The body is larger than {limit:,} bytes, this server's limit.",
+            code="too_large",
+            limit=limit,
+        )
         return bytes(body)
 
 
+@dataclass
 class StatusRecorder:
     """Forwards messages and records the status; closes the connection while shutting down."""
 
-    def __init__(self, send: Send, gate: ServerState, request_id: str) -> None:
-        self.send = send
-        self.state = gate
-        self.request_id = request_id
-        self.status = 499  # nothing was sent: the client disconnected
-        self.started = False
+    send: Send
+    state: ServerState
+    request_id: str
+    status: int = 499  # nothing was sent: the client disconnected
+    started: bool = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":

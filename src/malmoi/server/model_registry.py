@@ -31,9 +31,10 @@ class ServedModel:
     def writer(self) -> Engine:
         """The engine; raises an error if the model does not generate."""
         if self.engine is None:
-            can = ", ".join(self.model.abilities)
             raise UsageError(
-                "The model {name!r} does not generate text. It can: {can}.", name=self.name, can=can
+                "The model {name!r} does not generate text. It can: {can}.",
+                name=self.name,
+                can=", ".join(self.model.abilities),
             )
         return self.engine
 
@@ -59,12 +60,12 @@ class ModelRegistry:
         """Loads every folder; a model is named after its folder."""
         paths = [_path(model) for model in models]
         names = settings.served_model_name or distinct_names(paths)
-        if len(set(names)) < len(names) or (len(models) > 1 and len(names) != len(models)):
-            raise UsageError(
-                "served_model_name has {names} names for {models} models: give each model its own.",
-                names=len(names),
-                models=len(models),
-            )
+        require_that(
+            len(set(names)) == len(names) and (len(models) <= 1 or len(models) == len(names)),
+            "served_model_name has {names} names for {models} models: give each model its own.",
+            names=len(names),
+            models=len(models),
+        )
         opened = [
             model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
             for model in models

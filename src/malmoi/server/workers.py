@@ -10,7 +10,8 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import FrameType, SimpleNamespace
@@ -21,13 +22,13 @@ from starlette.types import Message, Receive, Scope, Send
 from torch import nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, ensure
 from malmoi.inference import Model
 from malmoi.inference.engine import Engine, GenerationJob, Owner, TextChunk, TokenStream
 from malmoi.server.api import chat, completions
 from malmoi.server.app import Server, create_app
 from malmoi.server.config import ServeConfig
-from malmoi.server.error_replies import ApiError, log
+from malmoi.server.error_replies import ApiError, ClientGone, log
 from malmoi.server.executor import shutting_down, unless_disconnected
 from malmoi.server.link import Link
 from malmoi.server.middleware import Metrics, access, log_requests, replay
@@ -53,14 +54,14 @@ def default_workers(registry: ModelRegistry) -> int:
 # ------------------------------------------------------------------ in the server
 
 
+@dataclass
 class Worker:
     """A process for HTTP, and what it asked for."""
 
-    def __init__(self, server: "MultiServer", number: int) -> None:
-        self.server = server
-        self.number = number
-        self.streams: dict[int, TokenStream] = {}
-        self.calls: dict[int, asyncio.Task[None]] = {}
+    server: "MultiServer"
+    number: int
+    streams: dict[int, TokenStream] = field(default_factory=dict)
+    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -85,8 +86,7 @@ class Worker:
         for call in self.calls.values():
             call.cancel()
         code = await self.process.wait()
-        if not self.server.state.stopping:
-            raise MalmoiError("A process for HTTP ended with code {code}.", code=code)
+        ensure(self.server.state.stopping, "A process for HTTP ended with code {code}.", code=code)
 
     def on_submit(self, number: int, name: str, job: GenerationJob, owner: Owner) -> None:
         engine = self.server.registry.get(name).writer
@@ -269,10 +269,8 @@ class WorkerServer(Server):
         self.calls[number] = asyncio.Queue()
         self.link.send("call", number, {name: scope[name] for name in SCOPE}, body)
         try:
-            await unless_disconnected(receive, self._answer(number, scope, send))
-        except ApiError as error:
-            if error.code != "gone":
-                raise
+            with suppress(ClientGone):
+                await unless_disconnected(receive, self._answer(number, scope, send))
         finally:
             del self.calls[number]
             self.link.send("gone", number)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field
 
-from malmoi.errors import UsageError, explained
+from malmoi.errors import explained, require_that
 from malmoi.inference import Model
 from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import ForwardResult
@@ -17,8 +17,8 @@ from malmoi.interpret.importance import AttributionMethod, Method
 from malmoi.interpret.intervention import Intervention, Site, Value
 from malmoi.metrics.labels import confusion
 from malmoi.server.api.requests import NameField, TextField
+from malmoi.studio.attention_view import tab_labelled
 from malmoi.studio.endpoint import ShortText, model_view, readable_token
-from malmoi.studio.probing import tab_labelled
 from malmoi.text.rows import BadRow, DataRow, any_rows
 
 MAX_PATCHED_TOKENS = 64
@@ -99,13 +99,13 @@ def patching_view(
     That is None if both sentences give the same probability.
     """
     size = max(len(model.tokens(one)) for one in (source, text))
-    if size > MAX_PATCHED_TOKENS:
-        raise UsageError(
-            "The patching map supports at most {most} tokens, not {size}.",
-            code="context_length_exceeded",
-            most=MAX_PATCHED_TOKENS,
-            size=size,
-        )
+    require_that(
+        size <= MAX_PATCHED_TOKENS,
+        "The patching map supports at most {most} tokens, not {size}.",
+        code="context_length_exceeded",
+        most=MAX_PATCHED_TOKENS,
+        size=size,
+    )
     found = model.patching_map(source, text, site=site)
     same = abs(found.source_logprob - found.logprob) < 1e-6
     return found.to_dict() | {
@@ -132,14 +132,13 @@ def attribution_view(
 ) -> dict[str, Any]:
     """An `Attribution`: the contribution of each word to the answer."""
     words = len(text.split())
-    if method == "leave-one-out" and words > MAX_LEFT_OUT:
-        raise UsageError(
-            "Leave-one-out attribution of {words} words takes too long; shorten the text "
-            "to {most}.",
-            code="context_length_exceeded",
-            words=words,
-            most=MAX_LEFT_OUT,
-        )
+    require_that(
+        method != "leave-one-out" or words <= MAX_LEFT_OUT,
+        "Leave-one-out attribution of {words} words takes too long; shorten the text to {most}.",
+        code="context_length_exceeded",
+        words=words,
+        most=MAX_LEFT_OUT,
+    )
     found = model.attributions(text, target=target, method=method)
     return found.to_dict() | {"target": _readable(model, found.target)}
 

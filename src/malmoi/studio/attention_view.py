@@ -1,16 +1,19 @@
-"""Attention maps, the logit lens and vectors of texts, as the page draws them.
+"""Attention maps, the logit lens, vectors of texts and probes, as the page draws them.
 
 L layers, H heads, T tokens, W words, N texts.
 """
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from malmoi.demo.texts import BUILT_IN
+from malmoi.errors import require_that
 from malmoi.inference import Model
 from malmoi.interpret.forward_pass import (
     AttentionArray,
@@ -23,7 +26,8 @@ from malmoi.interpret.forward_pass import (
     lens,
     word_groups,
 )
-from malmoi.server.api.requests import TextField
+from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
+from malmoi.server.api.requests import NameField, TextField
 from malmoi.studio.endpoint import (
     Index,
     Layer,
@@ -174,11 +178,65 @@ def principal(vectors: VectorArray) -> tuple[VectorArray, VectorArray]:
 def _cosines(vectors: VectorArray) -> VectorArray:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms == 0, 1, norms)
-    found: VectorArray = unit @ unit.T
-    return found
+    return unit @ unit.T
 
 
 def _nearest(i: int, cosines: VectorArray) -> list[dict[str, float]]:
     """The nearest of the other texts, by their cosines with text i."""
     order = [int(j) for j in np.argsort(-cosines, kind="stable") if j != i]
     return [{"index": j, "cosine": float(cosines[j])} for j in order[:NEAREST_TEXTS]]
+
+
+# ------------------------------------------------------------------ probes
+
+Language = Literal["en", "ko"]
+Lines = Annotated[str, Field(max_length=3_000_000)]
+CONLLU_TABS = 9
+MAX_PROBED = 3000  # words or texts
+MIN_PROBED = 30  # lines: a fifth of fewer is no test
+BUILT_IN_ROWS = 400  # sentences, half of them with their words shuffled
+
+
+@model_view("/probe")
+def probe_view(
+    model: Model, lines: Lines, label: NameField = "upos", language: Language = "en"
+) -> Probe:
+    """A probe on labelled lines: CoNLL-U with a column as label, or a text, a tab and its label.
+
+    Without lines, on the built-in sentences of a language.
+    """
+    return probe_model(model, probe_rows(lines, label, language), max_examples=MAX_PROBED)
+
+
+def probe_rows(text: str, label: str, language: str) -> list[ProbeRow]:
+    """The rows of pasted lines, of either kind."""
+    lines = text.splitlines()
+    given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
+        return list(conllu_rows(lines, label))
+    if not given:
+        return list(order_rows(language))
+    require_that(
+        len(given) >= MIN_PROBED,
+        "{lines} lines are too few for a probe: a fifth of them is its test. Give {least} or "
+        "more, or none for the built-in sentences.",
+        lines=len(given),
+        least=MIN_PROBED,
+    )
+    return list(tab_labelled(given))
+
+
+@lru_cache(maxsize=2)
+def order_rows(language: str) -> tuple[tuple[str, str], ...]:
+    """Sentences of the built-in text, half of them with their words shuffled."""
+    documents = BUILT_IN[language].documents()
+    each = -(-BUILT_IN_ROWS // len(documents))
+    return tuple(row for one in documents for row in one.rows[:each])[:BUILT_IN_ROWS]
+
+
+def tab_labelled(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """The text and the label of each numbered line, which a tab separates."""
+    for number, line in numbered:
+        text, tab, label = line.rpartition("\t")
+        require_that(tab, "Line {number}: write the text, a tab and its label.", number=number)
+        yield text.strip(), label.strip()

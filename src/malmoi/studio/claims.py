@@ -31,8 +31,8 @@ from malmoi.interpret.probe import linear_accuracy, read_examples
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
+from malmoi.studio.attention_view import Language, order_rows
 from malmoi.studio.endpoint import Registry, router
-from malmoi.studio.probing import Language, order_rows
 from malmoi.studio.routes import pattern_cost
 from malmoi.studio.sentence_path import kv_bytes, parameter_parts
 from malmoi.tokenizer import Encoding
@@ -155,8 +155,7 @@ def logprobs_at(model: Model, head: str, rows: Sequence[Encoding], at: Sequence[
 
 def entropies(logprobs: Tensor) -> Floats:
     """In nats, of each row."""
-    found: Floats = -(logprobs.exp() * logprobs).sum(-1).double().numpy()
-    return found
+    return -(logprobs.exp() * logprobs).sum(-1).double().numpy()
 
 
 def with_tokens(row: Encoding, changes: dict[int, int]) -> Encoding:
@@ -170,9 +169,11 @@ def middle(row: Encoding) -> int:
     return inside[len(inside) // 2]
 
 
-def masked_rows(model: Model, language: str) -> tuple[list[Encoding], list[int]]:
+def masked_rows(model: Model, language: str) -> tuple[list[Encoding], list[int], Tensor]:
+    """Sentences, the place of a token in each, and the tokens that are there."""
     rows = [encode_for_model(model, text) for text in sentences(language)]
-    return rows, [middle(row) for row in rows]
+    places = [middle(row) for row in rows]
+    return rows, places, torch.tensor([r.tokens[at] for r, at in zip(rows, places, strict=True)])
 
 
 def splits(size: int, known: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -286,12 +287,11 @@ def neighbour(subject: Subject) -> Claim:
     """Whether a BERT is less sure of a hidden token when the next one is hidden too."""
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
-    rows, places = masked_rows(model, subject.language)
+    rows, places, wanted = masked_rows(model, subject.language)
     variants = zip(
         *(_hidden(row, at, mask) for row, at in zip(rows, places, strict=True)), strict=True
     )
     before, after, nothing = (logprobs_at(model, "mlm", some, places) for some in variants)
-    wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
     more = entropies(after) - entropies(before)
     values = {
         "before": mean(entropies(before)),
@@ -320,8 +320,7 @@ def kept(subject: Subject) -> Claim:
     """What a BERT predicts at a masked, a replaced and an untouched token (BERT appendix A.1)."""
     model = subject.model.masked
     mask = mask_token(model.tokenizer)
-    rows, places = masked_rows(model, subject.language)
-    wanted = torch.tensor([row.tokens[at] for row, at in zip(rows, places, strict=True)])
+    rows, places, wanted = masked_rows(model, subject.language)
     intruders = wanted.roll(-1)
     guesses = {}
     for name, put in (
@@ -333,9 +332,11 @@ def kept(subject: Subject) -> Claim:
         given = [with_tokens(row, {at: token}) for row, at, token in changes]
         guesses[name] = logprobs_at(model, "mlm", given, places).argmax(-1)
     right = {name: mean(some == wanted) for name, some in guesses.items()}
-    facts = {"copied": mean(guesses["swapped"] == intruders), "items": len(rows)}
-    answer = binned(right["kept"], {"rarely": 0.5, "mostly": 0.95}, "always")
-    return Claim(answer, right | facts, right)
+    return Claim(
+        binned(right["kept"], {"rarely": 0.5, "mostly": 0.95}, "always"),
+        right | {"copied": mean(guesses["swapped"] == intruders), "items": len(rows)},
+        right,
+    )
 
 
 @claim
@@ -491,9 +492,11 @@ def prompts(subject: Subject) -> Claim:
         for i, name in enumerate(("first", "second", "third"))
     }
     spread = max(found.values()) - min(found.values())
-    answer = binned(spread, {"little": 0.05, "some": 0.15}, "much")
-    facts = {"points": 100 * spread, "items": len(reviews(subject.language)) - SHOWN}
-    return Claim(answer, found | facts, found)
+    return Claim(
+        binned(spread, {"little": 0.05, "some": 0.15}, "much"),
+        found | {"points": 100 * spread, "items": len(reviews(subject.language)) - SHOWN},
+        found,
+    )
 
 
 @claim
@@ -522,14 +525,16 @@ def sizes(subject: Subject) -> Claim:
     counts = parameter_parts(subject.model.network)
     c = subject.model.config
     large = 12 * GPT3[0] * GPT3[1] ** 2
-    values: dict[str, float] = {
-        "depth": c.depth,
-        "width": c.width,
-        "formula": 12 * c.depth * c.width**2,
-        "counted": counts["attention"] + counts["mlp"],
-        "large": large,
-    }
-    return Claim(binned(large, {"small": 5e9, "middle": 50e9}, "large"), values)
+    return Claim(
+        binned(large, {"small": 5e9, "middle": 50e9}, "large"),
+        {
+            "depth": c.depth,
+            "width": c.width,
+            "formula": 12 * c.depth * c.width**2,
+            "counted": counts["attention"] + counts["mlp"],
+            "large": large,
+        },
+    )
 
 
 @claim
@@ -616,10 +621,13 @@ def cache(subject: Subject) -> Claim:
     token = kv_bytes(network)
     long = token * LONG_CONTEXT
     weights = network.dtype.itemsize * count_parameters(network)
-    values: dict[str, float] = {
-        "token": token,
-        "context": token * context,
-        "tokens": context,
-        "long": long,
-    }
-    return Claim("larger" if long > weights else "smaller", values | {"weights": weights})
+    return Claim(
+        "larger" if long > weights else "smaller",
+        {
+            "token": token,
+            "context": token * context,
+            "tokens": context,
+            "long": long,
+            "weights": weights,
+        },
+    )

@@ -112,8 +112,9 @@ def prompt_branch(
     """
     known = _by_name(model.tokenizer)
     unknown = next((one for one in written if one not in known), None)
-    if unknown is not None:
-        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=unknown)
+    require_that(
+        unknown is None, "This model's vocabulary has no token {target!r:.60}.", target=unknown
+    )
     before = tokens or encode_prompt(model.tokenizer, prompt).tokens
     return {"tokens": [*before, *(known[one] for one in written)]}
 

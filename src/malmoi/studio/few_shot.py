@@ -46,12 +46,12 @@ def few_shot_view(  # noqa: PLR0913  # the fields of the view
     all_items: bool = False,  # count the right answers to all of them
 ) -> dict[str, Any]:
     """The item's prompt with its examples, and the likelihood of every answer."""
-    if scoring not in (known := scorings(model)):
-        raise UsageError(
-            "There is no method {scoring!r} to compare answers; there are {known}.",
-            scoring=scoring,
-            known=", ".join(known),
-        )
+    require_that(
+        scoring in (known := scorings(model)),
+        "There is no method {scoring!r} to compare answers; there are {known}.",
+        scoring=scoring,
+        known=", ".join(known),
+    )
     kind, rows = _rows(task, lines, seed)
     require_that(
         item < len(rows),

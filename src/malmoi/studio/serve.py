@@ -17,16 +17,7 @@ from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.workers import MultiServer, default_workers
-from malmoi.studio import (  # noqa: F401  # each adds its views to the router
-    ablation,
-    attention_view,
-    claims,
-    compare,
-    probing,
-    routes,
-    run_curves,
-    sentence_path,
-)
+from malmoi.studio import ablation, attention_view, claims, few_shot, routes, runs, sentence_path  # noqa: F401  # each adds its views to the router
 from malmoi.studio.endpoint import router
 
 logger = StatusLog(__name__)
@@ -42,7 +33,7 @@ def serve_models(
 ) -> None:
     """Listens, loads the models and answers; `on_ready` gets the server's address."""
     for file in settings.pairs:
-        probing.pair_examples(file)  # report a bad file now, not in the studio
+        runs.pair_examples(file)  # report a bad file now, not in the studio
     with listen(settings) as where:
         registry = ModelRegistry.open(models, settings, device=device, dtype=dtype)
         for one in registry:
@@ -81,11 +72,15 @@ def serve_models(
 # ------------------------------------------------------------------ the application
 
 PAGE = Path(__file__).parent / "static"
-# block other hosts and inline scripts, because models and users write arbitrary text
-CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+HEADERS = {
+    # block other hosts and inline scripts, because models and users write arbitrary text
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
 
 
 def create_studio(
@@ -115,7 +110,5 @@ class StudioPage(StaticFiles):
 
     def file_response(self, *given: Any, **more: Any) -> Response:
         response = super().file_response(*given, **more)
-        response.headers["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cache-Control"] = "no-cache"
+        response.headers.update(HEADERS)
         return response

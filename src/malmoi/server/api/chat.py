@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError, require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
@@ -40,7 +40,7 @@ from malmoi.server.api.tools import (
     ToolCallPart,
     call_format,
 )
-from malmoi.server.error_replies import ApiError
+from malmoi.server.error_replies import ApiError, refuse_unless
 from malmoi.server.executor import GenerationStream, IndexedChunk, require_characters, served_model
 from malmoi.server.model_registry import ServedModel
 
@@ -79,10 +79,12 @@ def call_grammar(ask: ChatRequest, served: ServedModel) -> dict[str, Any]:
     form = _checked_format(ask, served)
     if form is None or not ask.callable_tools:
         return {}
-    if clash := next(iter(ask.constraints()), None):
-        raise UsageError(
-            "{constraints} cannot be combined: choose one.", constraints=f"tools and {clash}"
-        )
+    clash = next(iter(ask.constraints()), None)
+    require_that(
+        clash is None,
+        "{constraints} cannot be combined: choose one.",
+        constraints=f"tools and {clash}",
+    )
     try:
         grammar = form.grammar(
             ask.callable_tools, forced=ask.must_call, several=ask.parallel_tool_calls
@@ -98,20 +100,24 @@ def _checked_format(ask: ChatRequest, served: ServedModel) -> CallFormat | None:
     """How this model writes calls; refuses tools that it cannot be given."""
     tools = ask.callable_tools
     form = call_format(served.model.tokenizer)
-    if form is None and (tools or any(message.uses_tools for message in ask.messages)):
-        field = "tools" if tools else "messages"
-        raise ApiError(
-            400,
-            "{field}: the model {name!r} has no chat template with tools, so it cannot call them; "
-            "for JSON of a schema use response_format.",
-            param=field,
-            code="tools_not_offered",
-            field=field,
-            name=served.name,
-        )
-    if ask.must_call and not tools:
-        sentence = "tool_choice asks for a function that tools does not have."
-        raise ApiError(400, sentence, param="tool_choice", code="invalid_value")
+    field = "tools" if tools else "messages"
+    refuse_unless(
+        form or not (tools or any(message.uses_tools for message in ask.messages)),
+        400,
+        "{field}: the model {name!r} has no chat template with tools, so it cannot call them; "
+        "for JSON of a schema use response_format.",
+        param=field,
+        code="tools_not_offered",
+        field=field,
+        name=served.name,
+    )
+    refuse_unless(
+        tools or not ask.must_call,
+        400,
+        "tool_choice asks for a function that tools does not have.",
+        param="tool_choice",
+        code="invalid_value",
+    )
     return form
 
 
@@ -225,10 +231,8 @@ def _plain(index: int, text: str) -> ChunkChoice:
 # ------------------------------------------------------------------ OpenAI's responses
 
 
-class TextFormat(ResponseFormat):
+class TextFormat(ResponseFormat, extra="ignore"):  # name, description, strict
     """What the text must be, as `response_format` of the chat endpoint."""
-
-    model_config = ConfigDict(extra="ignore")  # name, description, strict
 
 
 class TextSettings(BaseModel):
@@ -306,10 +310,8 @@ class ResponseBody(BaseModel):
     usage: ResponseUsage | None = None
 
 
-class ResponseEvent(BaseModel):
+class ResponseEvent(BaseModel, extra="allow"):
     """An event of a stream; its other fields follow from its type."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     sequence_number: int

@@ -18,7 +18,7 @@ from malmoi.errors import require_that
 from malmoi.inference.engine import GenerationJob, TextChunk, join_chunks
 from malmoi.server.api.requests import CompletionRequest, GenerationFields
 from malmoi.server.api.responses import CompletionChoice, CompletionResponse, LogprobRecorder, Usage
-from malmoi.server.error_replies import ApiError, api_error, log
+from malmoi.server.error_replies import ClientGone, api_error, log
 from malmoi.server.executor import GenerationStream, IndexedChunk, served_model, unless_disconnected
 from malmoi.server.middleware import replay
 from malmoi.server.model_registry import ServedModel
@@ -101,7 +101,8 @@ class GenerationReply(ABC):
         )
         self.written = 0
         self.begun = [False] * len(jobs)
-        self.text_events: dict[int, TextEvent] = {}
+        # of an event with text alone; serialising it for every token takes most of a server's time
+        self.around_text: dict[int, list[bytes]] = {}
 
     def opening(self) -> list[Any]:
         """Events to send before the first chunk."""
@@ -121,9 +122,9 @@ class GenerationReply(ABC):
 
     def text_event(self, index: int, text: str, choice: Callable[[str], Any]) -> bytes:
         """An event with this text and nothing else; `choice` builds its choice from a text."""
-        if index not in self.text_events:
-            self.text_events[index] = TextEvent(self.body([choice(MARK)]))
-        return self.text_events[index](text)
+        if index not in self.around_text:
+            self.around_text[index] = _event(self.body([choice(MARK)])).split(_json(MARK))
+        return _json(text).join(self.around_text[index])
 
     def trimmed(self, index: int, text: str) -> str:
         """The text without white space at the beginning of an answer."""
@@ -257,11 +258,8 @@ class EventStream(Response):
                 settings = self.generation.settings
                 async with asyncio.timeout(settings.timeout + settings.stall_timeout):
                     await unless_disconnected(receive, self._send_all(send))
-            except TimeoutError:
+            except (TimeoutError, ClientGone):
                 return  # a client that does not read cannot be sent an error
-            except ApiError as error:
-                if error.code != "gone":
-                    raise
 
     async def _send_all(self, send: Send) -> None:
         await self.generation.begun()
@@ -271,7 +269,7 @@ class EventStream(Response):
                 await _send(send, b"".join(map(_event, some)))
         except Exception as error:
             log(error)
-            await _send(send, sse_event(json.dumps(api_error(error).body(), ensure_ascii=False)))
+            await _send(send, b"data: " + _json(api_error(error).body()) + b"\n\n")
         await send({"type": "http.response.body", "body": DONE_EVENT})
 
 
@@ -287,21 +285,8 @@ class Forwarded(Response):
         await self.app(scope, replay(self.asked, receive), send)
 
 
-def sse_event(data: str) -> bytes:
-    return b"data: " + data.encode() + b"\n\n"
-
-
-class TextEvent:
-    """An event in which only the text changes; `body` has `MARK` there.
-
-    It is serialised once: doing so for every token takes most of the server's time.
-    """
-
-    def __init__(self, body: BaseModel) -> None:
-        self.before, self.after = _event(body).split(json.dumps(MARK, ensure_ascii=False).encode())
-
-    def __call__(self, text: str) -> bytes:
-        return self.before + json.dumps(text, ensure_ascii=False).encode() + self.after
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _event(body: BaseModel | bytes) -> bytes:
@@ -309,7 +294,8 @@ def _event(body: BaseModel | bytes) -> bytes:
     if isinstance(body, bytes):
         return body
     kind = getattr(body, "type", "")
-    return (f"event: {kind}\n".encode() if kind else b"") + sse_event(body.model_dump_json())
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {body.model_dump_json()}\n\n".encode()
 
 
 async def _send(send: Send, body: bytes) -> None:

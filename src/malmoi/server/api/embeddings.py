@@ -157,8 +157,7 @@ def _cut(vector: Float32Array, dimensions: int | None, *, scaled: bool) -> Float
 def _written(vector: Float32Array, form: str) -> list[float] | str:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.astype(np.float64).tolist()
-    return numbers
+    return list(vector.astype(np.float64).tolist())
 
 
 class EmbedRequest(ApiRequest, json_schema_extra=example(inputs=["a text", "another"])):

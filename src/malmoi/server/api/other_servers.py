@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.server.api.chat import conversation_of
 from malmoi.server.api.requests import ApiRequest, ChatRequest, Message, Tokens, example, field
 from malmoi.server.api.tools import Tool
@@ -36,8 +36,9 @@ async def tokenize(ask: TokenizeRequest, request: Request) -> dict[str, Any]:
     """The tokens of a text, or of a conversation as the model reads it, as vLLM answers."""
     served = served_model(request, ask)
     tokenizer = served.model.tokenizer
-    if (ask.prompt is None) == (ask.messages is None):
-        raise UsageError("Send either a prompt or messages.")
+    require_that(
+        (ask.prompt is None) != (ask.messages is None), "Send either a prompt or messages."
+    )
 
     def encode() -> list[int]:
         if ask.messages is not None:

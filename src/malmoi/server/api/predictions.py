@@ -1,10 +1,12 @@
-"""Endpoints of encoders and fine-tuned models: fill, classify, tag, answer, score."""
+"""What models say of texts: fill, classify, tag, answer, score; attention, the lens, traces."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError, require_that
@@ -15,13 +17,23 @@ from malmoi.inference.pseudo_likelihood import Fill
 from malmoi.inference.score import Score
 from malmoi.inference.spans import Candidate, Span
 from malmoi.inference.zero_shot import label_prompts, question_prompt
+from malmoi.interpret.forward_pass import (
+    AttentionArray,
+    LayerGuess,
+    Reading,
+    attention,
+    chosen_reader,
+    lens,
+)
 from malmoi.messages import msg
 from malmoi.server.api.completions import check_length
-from malmoi.server.api.requests import ApiRequest, TextList, Top, example, field
+from malmoi.server.api.requests import ApiRequest, TextField, TextList, Top, example, field
 from malmoi.server.api.responses import ModelResponse
+from malmoi.server.error_replies import refuse_unless
 from malmoi.server.executor import (
     GenerationStream,
     beginnings,
+    checkpoint,
     count_reading,
     require_characters,
     run_on_model,
@@ -29,10 +41,12 @@ from malmoi.server.executor import (
     unless_disconnected,
 )
 from malmoi.server.model_registry import ServedModel
+from malmoi.tracing.trace import Trace
 
 # where models of each task head are asked
 ENDPOINTS = {"/v1/classify": TEXT_HEADS, "/v1/ner": (TAGS,), "/v1/answer": (ANSWER,)}
 router = APIRouter()
+T = TypeVar("T")
 
 
 class FillRequest(ApiRequest, json_schema_extra=example(text="나는 오늘 [MASK] 갔다.", top=5)):
@@ -95,7 +109,8 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> ClassifyR
             # a verbalizer reads each label's words after the text
             verbalized = "words" in served.model.checkpoint.extra
             passes = len(served.model.labels) if verbalized else 1
-            count_reading(request, served.model, _flat(texts), passes=passes)
+            parts = (part for one in texts for part in ([one] if isinstance(one, str) else one))
+            count_reading(request, served.model, parts, passes=passes)
             return list(served.model.predict(texts))
         _check_labels(ask, texts, request, served.model)
         return list(served.model.classify(texts, ask.labels, prompt=ask.prompt))
@@ -135,11 +150,6 @@ def _check_labels(
     count_reading(request, model, prompts, passes=len(labels))
 
 
-def _flat(texts: Sequence[Any]) -> Iterator[str]:
-    for text in texts:
-        yield from (text,) if isinstance(text, str) else text
-
-
 class NerRequest(ApiRequest, json_schema_extra=example(text="Ada Lovelace lived in London.")):
     """Texts to tag."""
 
@@ -158,12 +168,8 @@ async def ner_endpoint(ask: NerRequest, request: Request) -> NerResponse:
     served = served_model(request, ask)
     _need(served, (TAGS,), "serve one that was fine-tuned for tagging")
     texts = [ask.text] if isinstance(ask.text, str) else ask.text
-
-    def mark() -> list[Any]:
-        count_reading(request, served.model, texts)
-        return list(served.model.predict(texts))
-
-    return NerResponse(model=served.name, data=await run_on_model(request, served, mark))
+    spans: Any = await _read(request, served, texts, lambda: served.model.predict(texts))
+    return NerResponse(model=served.name, data=spans)
 
 
 class AnswerRequest(
@@ -195,12 +201,8 @@ async def answer_endpoint(ask: AnswerRequest, request: Request) -> AnswerRespons
     if served.model.task_head is not ANSWER:
         return AnswerResponse(model=served.name, answer=await _write(ask, served, request))
     question = (ask.question, ask.context)
-
-    def find() -> Any:
-        count_reading(request, served.model, question, cut=False)
-        return served.model.predict(question)
-
-    found = await run_on_model(request, served, find)
+    predict = partial(served.model.predict, question)
+    found: Any = await _read(request, served, question, predict, cut=False)
     return AnswerResponse(
         model=served.name,
         answer=found.text,
@@ -244,12 +246,27 @@ class ScoreResponse(ModelResponse):
 async def score_endpoint(ask: ScoreRequest, request: Request) -> ScoreResponse:
     """Scores continuations of a context by log-probability, in total and per token."""
     served = served_model(request, ask)
+    texts = (ask.context + one for one in ask.continuations)
+    score = served.model.score
+    data = await _read(request, served, texts, lambda: score(ask.context, ask.continuations))
+    return ScoreResponse(model=served.name, data=data)
 
-    def weigh() -> list[Score]:
-        count_reading(request, served.model, (ask.context + one for one in ask.continuations))
-        return served.model.score(ask.context, ask.continuations)
 
-    return ScoreResponse(model=served.name, data=await run_on_model(request, served, weigh))
+async def _read(
+    request: Request,
+    served: ServedModel,
+    texts: Iterable[str],
+    task: Callable[[], T],
+    *,
+    cut: bool = True,
+) -> T:
+    """Runs a task that reads these texts, unless they are too many."""
+
+    def work() -> T:
+        count_reading(request, served.model, texts, cut=cut)
+        return task()
+
+    return await run_on_model(request, served, work)
 
 
 def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
@@ -263,3 +280,118 @@ def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
             instead=msg(instead),
             can=", ".join(served.model.abilities),
         )
+
+
+# ------------------------------------------------------------------ inside a model
+
+ATTENTION_DIGITS = 6  # decimals of an attention weight
+
+
+class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페 갔었어")):
+    """A text, or a pair of texts, whose attention maps to return."""
+
+    text: str
+    pair: str | None = None
+    reading: Reading | None = field(None, "How a model trained both ways reads: masked unless set.")
+
+
+class AttentionResponse(ModelResponse):
+    """Attention maps."""
+
+    tokens: list[str]
+    words: list[int | None] = Field(description="The word each token belongs to.")
+    segments: list[int] = Field(description="1 for the second text of a pair.")
+    attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
+
+
+@router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
+async def attention_endpoint(ask: AttentionRequest, request: Request) -> Response:
+    """The attention of every head of every layer."""
+    served = served_model(request, ask)
+
+    def see() -> str:
+        seen = attention(chosen_reader(served.model, ask.reading), ask.text, ask.pair)
+        facts = {
+            "model": served.name,
+            "tokens": seen.tokens,
+            "words": seen.words,
+            "segments": seen.segments,
+        }
+        return f'{json.dumps(facts)[:-1]}, "attention": {_numbers(seen.weights)}}}'
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+def _numbers(weights: AttentionArray) -> str:
+    """A tensor [L, H, T, T] as JSON, head by head, so that other requests get their turn."""
+    rounded = weights.astype("float64").round(ATTENTION_DIGITS)
+    layers = []
+    for layer in rounded:
+        checkpoint()
+        layers.append(", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer))
+    return "[" + ", ".join(f"[{layer}]" for layer in layers) + "]"
+
+
+class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of France is", top=3)):
+    """A text for the logit lens."""
+
+    text: str
+    top: Top = field(5, "Tokens at each position of each layer.")
+
+
+class LensResponse(ModelResponse):
+    """Each layer's predictions at each position."""
+
+    tokens: list[str]
+    layers: list[list[list[LayerGuess]]] = Field(
+        description="[layer, the embedding first][place][best first]"
+    )
+
+
+@router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
+async def lens_endpoint(ask: LensRequest, request: Request) -> Response:
+    """Each layer's prediction at each position, as if it were the last layer."""
+    served = served_model(request, ask)
+
+    def see() -> str:
+        seen = lens(served.model, ask.text, ask.top, checkpoint)
+        found = LensResponse(model=served.name, tokens=seen.tokens, layers=seen.guesses)
+        return found.model_dump_json()
+
+    return Response(await run_on_model(request, served, see), media_type="application/json")
+
+
+class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the union", top=3)):
+    """A text to find in the model's training text."""
+
+    long_texts = frozenset({"text", "words"})
+
+    text: TextField
+    words: TextField = field("", "Only matches with some of these words of the text.")
+    top: Top = field(5, "Longest matches.")
+    sentences: Top = field(3, "Sentences of the training text for each match.")
+    nearest: int = field(0, "Also this many sentences with similar hidden states.", ge=0, le=100)
+
+
+class TraceResponse(ModelResponse):
+    """What of a text is in the training text."""
+
+    trace: Trace
+
+
+@router.post("/v1/trace", tags=["Look inside"])
+async def trace_endpoint(ask: TraceRequest, request: Request) -> TraceResponse:
+    """The longest pieces of a text in the text that the model was trained on.
+
+    Other machines may read training text only if the server was started with --trace.
+    """
+    settings = request.app.state.settings
+    refuse_unless(
+        settings.local or settings.trace,
+        403,
+        "This server shows no training text: start it with --trace.",
+    )
+    served = served_model(request, ask)
+    options = ask.model_dump(exclude={"model", "text"})
+    found = await run_on_model(request, served, lambda: served.model.trace(ask.text, **options))
+    return TraceResponse(model=served.name, trace=found)

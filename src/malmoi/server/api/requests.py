@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from malmoi.errors import nearest, require_that
@@ -79,14 +79,13 @@ def example(**fields: Any) -> dict[str, Any]:
     return {"examples": [fields]}
 
 
-class ApiRequest(BaseModel):
+class ApiRequest(BaseModel, extra="forbid", strict=True, allow_inf_nan=False):
     """A request; unknown fields are refused, so that a misspelt one is not silently ignored.
 
     null means the default, fields that change nothing here (`user`, `tools: []`) are accepted, and
     `input` may be written for `text`.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     # fields whose texts are cut or read in parts; any other must fit into the model's context
     long_texts: ClassVar[frozenset[str]] = frozenset()
 
@@ -116,28 +115,22 @@ class ApiRequest(BaseModel):
         return kept
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid", strict=True):
     """Options of a stream."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = field(False, "End with an event that holds the token usage.")
     include_obfuscation: bool = field(False, "Accepted and ignored.")
     continuous_usage_stats: bool = field(False, "Token usage in every event.")
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(BaseModel, strict=True):
     """A JSON schema, as OpenAI's clients send it."""
-
-    model_config = ConfigDict(strict=True)
 
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(BaseModel, extra="forbid", strict=True):
     """What the text must be: anything, any JSON object, or JSON of a schema."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
@@ -262,10 +255,8 @@ class TextPart(BaseModel):
 TextParts = Annotated[list[TextPart], Field(max_length=MAX_TEXTS)]
 
 
-class Message(BaseModel):
+class Message(BaseModel, strict=True):
     """A message of a conversation."""
-
-    model_config = ConfigDict(strict=True)
 
     role: str = Field(min_length=1, max_length=80, examples=["user"])
     content: str | TextParts | None = Field(None, examples=["안녕?"])

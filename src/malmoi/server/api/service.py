@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from malmoi import __version__
 from malmoi.report.page import render
-from malmoi.server.model_registry import ModelRegistry, ServedModel
+from malmoi.server.model_registry import ServedModel
 from malmoi.tokenizer.chat_template import template_of
 
 router = APIRouter()
@@ -54,8 +54,11 @@ async def model(name: str, request: Request) -> ModelCard:
 @router.get("/health", tags=["Server"])
 async def health(request: Request) -> dict[str, Any]:
     """The server is up; while shutting down it answers 503."""
-    registry: ModelRegistry = request.app.state.registry
-    return {"status": "ok", "version": __version__, "models": list(registry.names)}
+    return {
+        "status": "ok",
+        "version": __version__,
+        "models": list(request.app.state.registry.names),
+    }
 
 
 @router.head("/health", include_in_schema=False)
@@ -74,8 +77,10 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
-    text = request.app.state.metrics.text(request.app.state.registry)
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(
+        request.app.state.metrics.text(request.app.state.registry),
+        media_type="text/plain; version=0.0.4",
+    )
 
 
 def _card(name: str, served: ServedModel, request: Request) -> ModelCard:

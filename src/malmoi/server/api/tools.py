@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.chat_template import template_of
@@ -20,10 +20,8 @@ from malmoi.tokenizer.chat_template import template_of
 FunctionName = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", examples=["get_weather"])
 
 
-class ToolFunction(BaseModel):
+class ToolFunction(BaseModel, strict=True):
     """A function that the model may call."""
-
-    model_config = ConfigDict(strict=True)
 
     name: str = FunctionName
     description: str | None = None
