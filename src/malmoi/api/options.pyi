@@ -336,6 +336,8 @@ class FinetuneOptions(ColumnOptions, total=False):
     """Train label words instead of a new layer."""
     contrastive: bool | None
     """Contrast sentence vectors, then fit a logistic layer, as SetFit does."""
+    own_cosines: float
+    """Pairs on a sentence encoder: epochs in which the network first learns to say the encoder's own cosine, reading both texts at once; 0: none."""
     prompt: bool | None
     """Calibrate label words after a prompt on the rows, without training."""
     layer_decay: float

@@ -90,6 +90,13 @@ class FinetuneConfig(Config):
         "Contrast sentence vectors, then fit a logistic layer, as SetFit does.",
         shown="with few rows and a sentence encoder",
     )
+    own_cosines: float = setting(
+        0.0,
+        "Pairs on a sentence encoder: epochs in which the network first learns to say the "
+        "encoder's own cosine, reading both texts at once; 0: none.",
+        ge=0,
+        shown="6 for pairs on a GPU, else 0",
+    )
     prompt: bool | None = setting(
         None,
         "Calibrate label words after a prompt on the rows, without training.",
@@ -252,4 +259,7 @@ def _conflicts(s: FinetuneConfig) -> dict[str, bool]:
             "adapter, words, freeze or contrastive."
         ): s.best and (several or not s.trains_all),
         msg("Use the grid or several seeds, not both."): s.grid and s.seeds > 1,
+        msg("own_cosines comes before minutes are counted: give epochs or steps instead."): bool(
+            s.own_cosines and s.minutes and not s.best
+        ),
     }

@@ -175,7 +175,7 @@ def choose_contrast(
         not settings.contrastive or fits,
         "contrastive needs a classification task and a sentence encoder's folder.",
     )
-    whole = settings.trains_all and not settings.from_scratch
+    whole = settings.trains_all and not settings.from_scratch and not settings.own_cosines
     chosen = settings.contrastive is None and fits and whole and has_few_rows(work)
     if not settings.contrastive and not chosen:
         return replace(settings, contrastive=False)

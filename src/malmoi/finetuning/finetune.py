@@ -20,6 +20,7 @@ from malmoi.finetuning import unlabelled
 from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
+from malmoi.finetuning.own_cosines import can_say_cosines
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
@@ -220,6 +221,8 @@ AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 HALVED_ROWS = range(4_001, 8_001)
+# before fine-tuning on pairs: a processor has no time for it
+COSINE_EPOCHS = {"cpu": 0.0, "cuda": 6.0}
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
 ROWS_PER_MINUTE = 150  # of few rows: a hundred should take less than a minute in all
 MIN_MINUTES = 0.5
@@ -314,6 +317,8 @@ def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str,
         chosen["max_minutes"] = min(settings.max_minutes, fitting)
     if settings.from_scratch:
         chosen["layer_decay"] = 1.0
+    if can_say_cosines(work, settings) and not (settings.minutes and not settings.best):
+        chosen["own_cosines"] = per_device(COSINE_EPOCHS, work.device.type)
     if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
         chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
     return {n: chosen[n] for n in ("layer_decay", "average")} if settings.grid else chosen

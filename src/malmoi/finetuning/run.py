@@ -28,6 +28,7 @@ from malmoi.finetuning.candidates import Comparison, Gain, Rival, Tried, held_ou
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.few_labels import ContrastiveTrainer
 from malmoi.finetuning.frozen_features import cached_states
+from malmoi.finetuning.own_cosines import after_own_cosines
 from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData, classes_in, describe_run
 from malmoi.finetuning.task_network import build_task_network, verbalizer_items
@@ -237,6 +238,9 @@ def run_once(
         logger.info(work.protocol.describe())
         checkpoint = learn_clouds(work, settings, out) if work.unlabelled else checkpoint
         return results.complete_run(work, results.judged_run(work, settings, checkpoint, 0), out)
+    if settings.own_cosines:
+        work = after_own_cosines(work, settings, out, run_trial)
+        checkpoint = _new_model(work, settings)
     reading = work.predictor(checkpoint)
     items = _items(work, reading)
     if settings.contrastive:
@@ -369,6 +373,8 @@ def run_trial(
     unjudged = replace(work, dev=work.held)
     if results.begin_run(out, work.record(settings), overwrite=False):
         return results.load_finished(unjudged, settings, out)
+    if settings.own_cosines:
+        work = after_own_cosines(work, settings, out, run_trial)
     trial = _Run(work, settings, out, _new_model(work, settings), None, settings.max_minutes)
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
