@@ -385,7 +385,7 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
         for number in shards:
             with np.load(work.path(number, "marks.npz")) as found:
                 end = begin + len(found["exact"])
-                exact[begin:end], hashes[:, begin:end] = found["exact"], found["signatures"]
+                exact[begin:end], hashes[:, begin:end] = found["exact"], found["bands"]
                 begin = end
         equal, nearly = duplicates(exact, hashes.T, work.config)
     return np.where(equal >= 0, 1, np.where(nearly >= 0, 2, 0)).astype(np.uint8)

@@ -142,7 +142,7 @@ def filter_shard(work: BuildFolder, number: int) -> None:
             exact, signatures = signatures_of(texts, config)
             hashes.append((exact, signatures.T))  # as a band of all documents is compared
     exact, signatures = map(partial(np.concatenate, axis=-1), zip(*hashes, strict=True))
-    write_arrays(work.path(number, "marks.npz"), {"exact": exact, "signatures": signatures})
+    write_arrays(work.path(number, "marks.npz"), {"exact": exact, "bands": signatures})
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     others = {"documents": sum(map(len, kept)), "overlaps": overlaps}
     work.finish(number, "filtered", Shard.joined(kept), account | others)
