@@ -75,7 +75,8 @@ def test_workers_are_spawned_where_there_is_no_forkserver(
 ) -> None:
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     jobs = [(write_json, (tmp_path / f"{i}.json", i)) for i in range(4)]
-    Execution(2).run(lambda pool: jobs, "write", 4)
+    with Execution(2).pool() as pool:
+        pool.run(jobs, "write", 4)
     assert [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(4)] == [0, 1, 2, 3]
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def _forget(out: Path) -> None:
 
 STEP_FILES = dict.fromkeys(("select", "clean"), "cleaned")
 STEP_FILES |= dict.fromkeys(("menus", "filter", "quality"), "filtered")
-STEP_FILES |= dict.fromkeys(("dedup", "decontaminate"), "final")
+STEP_FILES |= dict.fromkeys(("dedup", "decontaminate"), "lines")
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,7 @@ class CorpusPlan:
     out: Path
     config: CorpusConfig
     execution: Execution
+    pool: Pool
 
     @property
     def work(self) -> BuildFolder:
@@ -158,15 +158,22 @@ def run_build(
     resumes; another build in the same folder is refused unless `overwrite`.
     """
     config = CorpusConfig().override(settings)
-    plan = CorpusPlan(
-        named_sources(sources, config),
-        list(quality_reference),
-        benchmark_files(decontaminate),
-        Path(out),
-        config,
-        execution or Execution(),
-    )
-    _check(plan)
+    execution = execution or Execution()
+    with execution.pool() as pool:
+        plan = CorpusPlan(
+            named_sources(sources, config),
+            list(quality_reference),
+            benchmark_files(decontaminate),
+            Path(out),
+            config,
+            execution,
+            pool,
+        )
+        _check(plan)
+        return _run_plan(plan, overwrite=overwrite)
+
+
+def _run_plan(plan: CorpusPlan, *, overwrite: bool) -> dict[str, Any]:
     record = plan.record()
     part = plan.execution.part
     require_that(
@@ -174,7 +181,7 @@ def run_build(
         "One part cannot discard a build: give --overwrite without --part.",
     )
     # a build needs up to three times the size of the text
-    with plan.execution.session(), folder_lock(plan.out, shared=bool(part)):
+    with folder_lock(plan.out, shared=bool(part)):
         found = begin_build(plan.out, record, overwrite=overwrite)
         if FINISHED in found:
             logger.info(
@@ -216,7 +223,7 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
     return {
         "bad": about["bad"],
         "steps": told,
-        "control": total_control_names(plan.work.account(n, "final")["control"] for n in shards),
+        "control": total_control_names(plan.work.account(n, "lines")["control"] for n in shards),
         "mix": _mix(plan, shards, steps),
     }
 
@@ -250,7 +257,7 @@ def _filter(plan: CorpusPlan, shards: range) -> None:
 def _finalize(plan: CorpusPlan, shards: range) -> None:
     with plan.lock():
         twins = _find_duplicates(plan, shards)
-    left = _left(plan, "final", shards)
+    left = _left(plan, "lines", shards)
     _run(plan, "deduplicate", [(stages.finalize_shard, (plan.work, n, twins[n])) for n in left])
 
 
@@ -260,7 +267,7 @@ def _left(plan: CorpusPlan, step: str, shards: range) -> list[int]:
 
 def _run(plan: CorpusPlan, step: str, jobs: Sequence[ShardJob]) -> None:
     if jobs:
-        plan.execution.run(lambda _: jobs, step, len(jobs))
+        plan.pool.run(jobs, step, len(jobs))
 
 
 # ------------------------------------------------------------------ read and clean
@@ -277,7 +284,7 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
             links = LinkList.read(Path(plan.config.links), plan.config.min_score)
             write_arrays(plan.work.folder / "links.npz", vars(links))
     found = Counter[str]()
-    plan.execution.run(partial(_clean_jobs, plan, found), "read and clean")
+    plan.pool.run(_clean_jobs(plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
     for line in bad:
         logger.info(line)
@@ -288,8 +295,8 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
     return about
 
 
-def _clean_jobs(plan: CorpusPlan, found: Counter[str], pool: Pool) -> Iterator[ShardJob]:
-    for number, batches in enumerate(_shards(plan.sources, plan.config.shard, pool)):
+def _clean_jobs(plan: CorpusPlan, found: Counter[str]) -> Iterator[ShardJob]:
+    for number, batches in enumerate(_shards(plan.sources, plan.config.shard, plan.pool)):
         found.update(shards=1, documents=sum(len(batch.texts) for batch in batches))
         if plan.execution.owns(number) and not plan.work.is_done(number, "cleaned"):
             yield stages.clean_shard, (plan.work, number, Shard.of(batches))
@@ -378,7 +385,7 @@ def _compared(work: BuildFolder, shards: range, size: int) -> NDArray[np.uint8]:
         for number in shards:
             with np.load(work.path(number, "marks.npz")) as found:
                 end = begin + len(found["exact"])
-                exact[begin:end], hashes[:, begin:end] = found["exact"], found["signatures"].T
+                exact[begin:end], hashes[:, begin:end] = found["exact"], found["bands"]
                 begin = end
         equal, nearly = duplicates(exact, hashes.T, work.config)
     return np.where(equal >= 0, 1, np.where(nearly >= 0, 2, 0)).astype(np.uint8)
@@ -406,11 +413,11 @@ def _mix(plan: CorpusPlan, shards: range, steps: Mapping[str, StepStats]) -> dic
 
 def _kept_documents(plan: CorpusPlan, shard: int) -> tuple[IndexArray, IndexArray, HashArray]:
     """The number of the source, the characters and the draw of each document of a shard."""
-    account = plan.work.account(shard, "final")
     numbers = {source.name: number for number, source in enumerate(plan.sources)}
-    sources = np.array([numbers[name] for name in account["source"]], np.int64)
-    characters = np.array(account["characters"], np.int64)
-    return sources, characters, np.array(account["draws"], np.uint64)
+    runs = plan.work.account(shard, "lines")["source"]
+    found = np.array([(numbers[name], count) for name, count in runs], np.int64).reshape(-1, 2)
+    sizes = read_arrays(plan.work.path(shard, "sizes.npz"))
+    return np.repeat(*found.T), sizes["characters"], sizes["draws"]
 
 
 def _copies(

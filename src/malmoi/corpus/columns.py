@@ -192,7 +192,7 @@ class Shard:
     def save(self, file: IO[bytes]) -> None:
         """A line of JSON about the documents, the sizes of the texts, the texts."""
         sizes = np.stack([self.texts.ends - self.texts.begins, self.texts.characters])
-        about = [self.places, _shortened(self.sources), _shortened(self.urls)]
+        about = [self.places, run_lengths(self.sources), run_lengths(self.urls)]
         file.write(json.dumps(about).encode() + b"\n")
         file.write(sizes.tobytes())
         file.writelines(self.texts.stretches())
@@ -205,7 +205,7 @@ class Shard:
         return cls(texts, _lengthened(sources), places, _lengthened(urls))
 
 
-def _shortened(column: list[str]) -> list[tuple[str, int]]:
+def run_lengths(column: list[str]) -> list[tuple[str, int]]:
     """Each value once where it is repeated, and how often."""
     return [(value, len(list(same))) for value, same in groupby(column)]
 

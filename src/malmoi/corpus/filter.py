@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from malmoi.corpus.columns import IndexArray, Reasons, Shard, StepStats, TextColumn
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
+    LAST_CODE,
     HashArray,
     HashedTexts,
     HashedWords,
@@ -34,6 +35,8 @@ from malmoi.messages import StatusLog, msg, plural
 from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
 from malmoi.text.sources import FileSource
+
+Flags = NDArray[np.bool_]
 
 # ------------------------------------------------------------------ languages
 
@@ -89,28 +92,43 @@ def check_language(language: str) -> None:
         require_known(language, LANGUAGES, "There is no detector for the language {name!r}.{hint}")
 
 
-def is_in_language(text: str, language: str) -> bool:
+def are_in_language(texts: TextColumn, language: str) -> Flags:
     """Whether most letters are in the language's script and, in Latin, its common words lead."""
-    text = text[:MAX_LOOKED_AT_CHARACTERS]
-    if _script_share(text, SCRIPTS.get(language, LATIN)) < MIN_SCRIPT_SHARE:
-        return False
-    if language in SCRIPTS:
-        return True
-    found = hash_words(text).hashes
-    shares = {name: float(np.isin(found, _common(name)).mean()) for name in COMMON_WORDS}
-    return shares[language] >= MIN_COMMON_WORD_SHARE and shares[language] == max(shares.values())
+    looked_at = [text[:MAX_LOOKED_AT_CHARACTERS] for text in texts]
+    codes = np.minimum(code_points("".join(looked_at)), LAST_CODE)
+    ends = np.cumsum(list(map(len, looked_at)), dtype=np.int64)
+    letters, ours = (_totals(table[codes], ends) for table in (letter_table(), _script(language)))
+    found = ours >= MIN_SCRIPT_SHARE * np.maximum(letters, 1)
+    if language in SCRIPTS or not found.any():
+        return found
+    hashed = HashedTexts.of(TextColumn.of(looked_at))
+    words = np.maximum(hashed.lasts - hashed.firsts, 1)
+    shares = {
+        name: _totals(is_among(hashed.words.hashes, _common(name)), hashed.lasts) / words
+        for name in COMMON_WORDS
+    }
+    leading = np.maximum(np.max(list(shares.values()), axis=0), MIN_COMMON_WORD_SHARE)
+    found &= shares[language] >= leading
+    return found
 
 
-def _script_share(text: str, ranges: tuple[tuple[int, int], ...]) -> float:
-    found = code_points(text)
-    found = found[are_letters(found)]
-    ours = sum(int(((found >= low) & (found <= high)).sum()) for low, high in ranges)
-    return ours / len(found) if len(found) else 0.0
+def _totals(flags: Flags, ends: IndexArray) -> IndexArray:
+    """How many flags are set in each part, one after another."""
+    return np.diff(np.append(0, flags.cumsum())[ends], prepend=0)
 
 
 @cache
-def _common(language: str) -> np.ndarray:
-    return hash_words(COMMON_WORDS[language]).hashes
+def _script(language: str) -> Flags:
+    """Which characters are letters of the language's script."""
+    ours = np.zeros(LAST_CODE + 1, bool)
+    for low, high in SCRIPTS.get(language, LATIN):
+        ours[low : high + 1] = True
+    return ours & letter_table()
+
+
+@cache
+def _common(language: str) -> HashArray:
+    return np.unique(hash_words(COMMON_WORDS[language]).hashes)
 
 
 # ------------------------------------------------------------------ the rules
@@ -118,7 +136,6 @@ def _common(language: str) -> np.ndarray:
 MIN_LINES = 4  # with fewer lines, shares of lines mean nothing
 BULLETS = ("- ", "* ", "•", "·", "●", "○", "■", "▪", "◦", "‣", "※", "▶", "►")
 ELLIPSES = ("…", "...", "‥")
-Flags = NDArray[np.bool_]
 
 
 class TextStats(NamedTuple):
@@ -211,7 +228,7 @@ def _covered(words: HashedWords, length: int) -> int:
 def another_language(s: TextStats, c: CorpusConfig) -> Flags:
     if not c.language:
         return np.zeros(len(s.texts), bool)
-    return np.array([not is_in_language(text, c.language) for text in s.texts])
+    return ~are_in_language(s.texts, c.language)
 
 
 def word_length(s: TextStats, c: CorpusConfig) -> Flags:

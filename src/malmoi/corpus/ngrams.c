@@ -22,6 +22,16 @@ static inline uint32_t next_code(const uint8_t *data, int64_t *at) {
   return *at += 4, LAST_CODE;
 }
 
+enum { BLOCK = 32 }; /* bytes looked at together */
+
+/* Whether a block is printable ASCII that `malmoi_clean` keeps, at least before the byte that follows it. */
+static inline int is_kept(const uint8_t *s) {
+  uint8_t others = 0;
+  for (int k = 0; k < BLOCK; k++)
+    others |= (uint8_t)(s[k] - ' ') > '~' - ' ' | s[k] == '<' | (s[k] == ' ' & (s[k + 1] == ' ' | s[k + 1] == '\n'));
+  return !others;
+}
+
 static inline int begins_character(uint8_t byte) { return (byte & 0xC0) != 0x80; }
 
 /* The words of the texts: hashes, and starts and ends in characters of their text; lasts[t] is the number of words up to the end of
@@ -263,10 +273,18 @@ int64_t malmoi_clean(int64_t texts, const uint8_t *data, const int64_t *begins, 
   int64_t size = 0;
   for (int64_t t = 0; t < texts; t++) {
     const int64_t begin = begins[t], end = ends[t];
-    int64_t found = 0, copied = begin, i = begin; /* what is before `copied` is written */
+    int64_t found = 0, copied = begin, i = begin, look = begin; /* what is before `copied` is written, and blocks before `look` were looked at */
     uint8_t same = 1;
     while (i < end && same) {
       const int64_t at = i;
+      if (data[i] < 0x80 && i >= look && i + BLOCK < end && (i > begin || data[i] != ' ')) {
+        look = i + BLOCK;
+        if (is_kept(data + i)) {
+          i = look;
+          found += BLOCK;
+          continue;
+        }
+      }
       const uint32_t code = next_code(data, &i);
       if (code != ' ' && code != '\n') {
         same = plain[code];

@@ -6,7 +6,7 @@ process and on every machine, and all words of a text are hashed at once.
 
 import hashlib
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -103,9 +103,18 @@ def _run_native(run: Callable[..., int], *arguments: Any) -> int:
 
 def seeded_hash(text: str, seed: int) -> int:
     """A 64-bit hash determined by the seed and the text alone."""
-    data = text.encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(data, digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "little")
+    return int(seeded_hashes([text], seed)[0])
+
+
+def seeded_hashes(texts: Iterable[str], seed: int) -> HashArray:
+    begun = hashlib.blake2b(digest_size=8, key=str(seed).encode())
+
+    def digest(text: str) -> bytes:
+        hashed = begun.copy()
+        hashed.update(text.encode("utf-8", "surrogatepass"))
+        return hashed.digest()
+
+    return np.frombuffer(b"".join(map(digest, texts)), "<u8").astype(np.uint64)
 
 
 def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import chain, compress, repeat
 from json.encoder import encode_basestring as quoted
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.corpus.clean import cleaned, short_lines, without_menus
-from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names
+from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names, run_lengths
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
@@ -37,7 +38,7 @@ from malmoi.corpus.filter import (
     low_quality,
     selected,
 )
-from malmoi.corpus.ngrams import HashedTexts, seeded_hash
+from malmoi.corpus.ngrams import HashedTexts, seeded_hashes
 from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
@@ -75,6 +76,9 @@ class BuildFolder:
         """Writes the documents, then the statistics, which mark the job as done."""
         with atomic_write(self.path(number, step)) as file:
             shard.save(file)
+        self.record(number, step, account)
+
+    def record(self, number: int, step: str, account: dict[str, Any]) -> None:
         write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
 
 
@@ -121,7 +125,7 @@ def filter_shard(work: BuildFolder, number: int) -> None:
     against = work.folder / "against.npz"
     benchmarks = _benchmarks(against) if against.is_file() else BenchmarkSets({})
     kept: list[Shard] = []
-    hashes = [(np.zeros(0, np.uint64), np.zeros((0, config.hashes), np.uint32))]
+    hashes = [(np.zeros(0, np.uint64), np.zeros((config.hashes, 0), np.uint32))]
     overlaps: dict[int, Spans] = {}
     for batch in shard.batches():
         texts = HashedTexts.of(batch.texts)
@@ -135,9 +139,10 @@ def filter_shard(work: BuildFolder, number: int) -> None:
         overlaps |= {begin + row: spans for row, spans in benchmarks.overlaps(texts).items()}
         kept.append(batch)
         if "dedup" in config.steps:
-            hashes.append(signatures_of(texts, config))
-    exact, signatures = map(np.concatenate, zip(*hashes, strict=True))
-    write_arrays(work.path(number, "marks.npz"), {"exact": exact, "signatures": signatures})
+            exact, signatures = signatures_of(texts, config)
+            hashes.append((exact, signatures.T))  # as a band of all documents is compared
+    exact, signatures = map(partial(np.concatenate, axis=-1), zip(*hashes, strict=True))
+    write_arrays(work.path(number, "marks.npz"), {"exact": exact, "bands": signatures})
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     others = {"documents": sum(map(len, kept)), "overlaps": overlaps}
     work.finish(number, "filtered", Shard.joined(kept), account | others)
@@ -156,7 +161,7 @@ def _checks(work: BuildFolder) -> dict[str, Callable[[HashedTexts], Reasons]]:
 
 @collection_paused()
 def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> None:
-    """.filtered → .final, without duplicates and overlaps with test sets."""
+    """.filtered → .lines, of JSON, without duplicates and overlaps with test sets."""
     tallies = {step: StepStats() for step in ("dedup", "decontaminate")}
     shard = tallies["dedup"].kept(work.documents(number, "filtered"), DUPLICATE_REASONS[twins])
     if (work.folder / "against.npz").is_file():
@@ -165,31 +170,39 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         overlaps = {row: found[str(old)] for row, old in enumerate(rows) if str(old) in found}
         shard = decontaminated(shard, overlaps, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
-    sizes = {"source": shard.sources, "characters": shard.texts.characters.tolist()}
-    draws = [seeded_hash(place, work.config.seed) for place in shard.places]
-    others = {"draws": draws, "control": count_control_names(shard.texts)}
-    work.finish(number, "final", shard, account | sizes | others)
+    draws = seeded_hashes(shard.places, work.config.seed)
+    sizes = {"characters": shard.texts.characters, "draws": draws}
+    write_arrays(work.path(number, "sizes.npz"), sizes)
+    others = {"source": run_lengths(shard.sources), "control": count_control_names(shard.texts)}
+    with atomic_write(work.path(number, "lines")) as file:
+        for batch in shard.batches():
+            file.write(json_lines(batch))
+    work.record(number, "lines", account | others)
     work.path(number, "filtered").unlink()
 
 
 def write_shard(work: BuildFolder, number: int, path: Path, chosen: NDArray[np.bool_]) -> None:
-    """.final → a shard of the corpus with the chosen documents."""
-    with atomic_write(path) as file:
-        for batch in work.documents(number, "final").where(chosen).batches():
-            file.writelines(json_lines(batch))
+    """.lines → a shard of the corpus with the chosen documents."""
+    with atomic_write(path) as file, work.path(number, "lines").open("rb") as lines:
+        file.writelines(compress(lines, chosen.tolist()))
 
 
-def json_lines(shard: Shard) -> Iterator[bytes]:
-    """Each document in JSON; texts are escaped together, between bytes that no UTF-8 has."""
+def json_lines(shard: Shard) -> bytes:
+    """A line of JSON for each document; texts are escaped together, between bytes that no UTF-8
+    has.
+    """
     escaped = b"\xff".join(shard.texts.all_encoded())
     codes = np.frombuffer(escaped, np.uint8)
     for sign in ("\\", '"', *map(chr, {*codes[codes < ord(" ")].tolist()})):
         escaped = escaped.replace(sign.encode(), quoted(sign)[1:-1].encode())
-    columns = (escaped.split(b"\xff"), shard.sources, shard.places, shard.urls)
-    for text, source, place, url in zip(*columns, strict=True):
-        more = f', "url": {quoted(url)}' if url else ""
-        rest = f'", "source": {quoted(source)}, "place": {quoted(place)}{more}}}\n'
-        yield b'{"text": "' + text + rest.encode()
+    urls = (f', "url": {quoted(url)}' if url else "" for url in shard.urls)
+    about = (map(quoted, shard.sources), map(quoted, shard.places), urls)
+    ends = "\0".join(
+        f'", "source": {source}, "place": {place}{url}}}\n'
+        for source, place, url in zip(*about, strict=True)
+    )
+    columns = (repeat(b'{"text": "'), escaped.split(b"\xff"), ends.encode().split(b"\0"))
+    return b"".join(chain.from_iterable(zip(*columns, strict=False)))
 
 
 @cache
@@ -221,6 +234,23 @@ class Pool(NamedTuple):
     submit: Callable[..., Future[Any]]
     ahead: int
 
+    def run(self, jobs: Iterable[ShardJob], verb: str, total: int | None = None) -> None:
+        """Runs every job; reports progress as `verb`. Finding the jobs may use the same pool."""
+        report_progress(Progress(verb, 0, total, "shards"))
+        for number, _ in enumerate(self._finished(jobs), 1):
+            report_progress(Progress(verb, number, total, "shards"))
+
+    def _finished(self, jobs: Iterable[ShardJob]) -> Iterator[None]:
+        waiting: set[Future[None]] = set()
+        for do, arguments in jobs:
+            waiting.add(self.submit(do, *arguments))
+            if len(waiting) >= self.ahead:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        for future in waiting:
+            yield future.result()
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -238,30 +268,9 @@ class Execution:
     def owns(self, shard: int) -> bool:
         return shard in range(shard + 1)[part_slice(self.part)]
 
-    def session(self) -> AbstractContextManager[None]:
-        return _ray_cluster(self.workers) if self.executor == "ray" else nullcontext()
-
-    def run(
-        self, jobs: Callable[[Pool], Iterable[ShardJob]], verb: str, total: int | None = None
-    ) -> None:
-        """Runs every job; reports progress as `verb`. Finding the jobs may use the same pool."""
-        workers = self.workers if total is None else min(self.workers, total)
-        report_progress(Progress(verb, 0, total, "shards"))
-        with EXECUTORS[self.executor](workers) as pool:
-            for number, _ in enumerate(_finished(pool, jobs(pool)), 1):
-                report_progress(Progress(verb, number, total, "shards"))
-
-
-def _finished(pool: Pool, jobs: Iterable[ShardJob]) -> Iterator[None]:
-    waiting: set[Future[None]] = set()
-    for do, arguments in jobs:
-        waiting.add(pool.submit(do, *arguments))
-        if len(waiting) >= pool.ahead:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    for future in waiting:
-        yield future.result()
+    def pool(self) -> AbstractContextManager[Pool]:
+        """Workers for a whole build: a new one spends longer on tables than on a small shard."""
+        return EXECUTORS[self.executor](self.workers)
 
 
 @contextmanager
@@ -287,8 +296,11 @@ def _start_method() -> BaseContext:
     """Not a fork of this process, which could inherit a held lock; Windows has only spawn."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    from multiprocessing.forkserver import ensure_running  # not on Windows
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["malmoi.corpus.steps"])
+    ensure_running()  # it imports while this process reads the first shard
     return context
 
 
@@ -305,28 +317,19 @@ def _watch() -> None:
 
 
 @contextmanager
-def _ray_cluster(workers: int) -> Iterator[None]:
-    """Connects to a running Ray cluster, or starts one of `workers` CPUs on this machine."""
-    ray = optional_package("ray", "The executor ray")
-    if ray.is_initialized():
-        yield
-        return
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        ray.init(address="auto", **quiet)
-    except ConnectionError:  # no cluster is running
-        ray.init(num_cpus=workers, include_dashboard=False, **quiet)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-@contextmanager
 def _ray_tasks(workers: int) -> Iterator[Pool]:
-    """Tasks of the cluster; the folder of the build must be at the same path on every machine."""
-    import ray
+    """Tasks of a running Ray cluster, or of one of `workers` CPUs that is started on this machine.
 
+    The folder of the build must be at the same path on every machine.
+    """
+    ray = optional_package("ray", "The executor ray")
+    mine = not ray.is_initialized()
+    if mine:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:  # no cluster is running
+            ray.init(num_cpus=workers, include_dashboard=False, **quiet)
     try:
         yield Pool(
             lambda do, *given: ray.remote(do).remote(*given).future(),
@@ -335,6 +338,9 @@ def _ray_tasks(workers: int) -> Iterator[Pool]:
     except ray.exceptions.RayTaskError as error:
         # the job's own exception, without Ray's traceback
         raise error.cause from error
+    finally:
+        if mine:
+            ray.shutdown()
 
 
 EXECUTORS: dict[str, Callable[[int], AbstractContextManager[Pool]]] = {
