@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that
 from malmoi.settings import Config, find_problem, option, setting
 
 # steps enabled by --quality-reference, --decontaminate and --weights: quality, decontaminate, mix
@@ -97,8 +97,7 @@ class CorpusConfig(Config):
         super().__post_init__()
         for step in self.steps:
             require_known(step, DEFAULT_STEPS, "There is no step {name!r}.{hint}")
-        if problem := find_problem(self):
-            raise UsageError(problem)
+        require_that(not (problem := find_problem(self)), problem)
         require_that(
             self.rows <= self.hashes,
             "A band of {rows} rows needs at least that many hashes; there are {hashes}.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
-from malmoi.errors import MalmoiError, ensure, explained
+from malmoi.errors import ensure, explained
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.text.records import (
     CHAT_COLUMNS,
@@ -318,8 +318,7 @@ def first_rows(data: RowSource, named: Iterable[str | None] = ()) -> list[Mappin
         rows = [row.values for row in read if row.values]
         if read and not rows:
             _ = read[0].checked  # says what is wrong with it
-    if not rows:
-        raise MalmoiError("There are no examples in {name}.", name=source_name(data))
+    ensure(rows, "There are no examples in {name}.", name=source_name(data))
     return rows
 
 

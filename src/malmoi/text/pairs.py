@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from malmoi.errors import UsageError, ensure
+from malmoi.errors import ensure, require_that
 from malmoi.messages import msg
 from malmoi.system.paths import require_path
 from malmoi.text.documents import DocumentReader
@@ -105,11 +105,11 @@ def read_pairs(sources: Sequence[str | Path], columns: Columns) -> DocumentReade
             found.append(_pair_source(path, path, columns))
         else:
             alone.append(path)
-    if len(alone) % 2:
-        raise UsageError(
-            "{alone} has no partner: give two files with the same number of lines, source and "
-            "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
-            alone=alone[-1],
-        )
+    require_that(
+        len(alone) % 2 == 0,
+        "{alone} has no partner: give two files with the same number of lines, source and "
+        "target, or a table (.tsv, .csv, .jsonl) with a column for each.",
+        alone=alone and alone[-1],
+    )
     found += [_pair_source(*both, columns) for both in zip(alone[::2], alone[1::2], strict=True)]
     return DocumentReader(found, "line", "")

@@ -123,10 +123,12 @@ class DataRow:
 
     def whole(self, name: str) -> int | None:
         value = self.number(name)
-        if value is not None and value != int(value):
-            raise BadRow(
-                self.place, "{name!r} must be a whole number, not {value:g}", name=name, value=value
-            )
+        self.require(
+            value is None or value == int(value),
+            "{name!r} must be a whole number, not {value:g}",
+            name=name,
+            value=value,
+        )
         return None if value is None else int(value)
 
 
@@ -246,8 +248,9 @@ def records_of(table: Any) -> list[dict[str, Any]]:
     )
     found = []
     for row in table:
-        if not isinstance(row, Mapping):
-            raise UsageError("A row is a dict of its columns, not {row!r:.40}.", row=row)
+        require_that(
+            isinstance(row, Mapping), "A row is a dict of its columns, not {row!r:.40}.", row=row
+        )
         found.append({str(name): _plain_value(value) for name, value in row.items()})
     features = getattr(table, "features", None) or {}
     names = {name: one.int2str for name, one in features.items() if hasattr(one, "int2str")}
@@ -274,8 +277,11 @@ def parse_messages(given: Any) -> list[Message]:
     if isinstance(given, str):
         with suppress(ValueError):
             found = json.loads(given)
-    if not isinstance(found, list) or not found:
-        raise UsageError("a conversation is a list of messages, not {given!r:.60}", given=given)
+    require_that(
+        isinstance(found, list) and found,
+        "a conversation is a list of messages, not {given!r:.60}",
+        given=given,
+    )
     return [_message(one) for one in found]
 
 
