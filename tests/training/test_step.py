@@ -150,7 +150,7 @@ def test_a_vocabulary_is_learnt_from_a_part_of_much_text(
     for wanted in (10 * whole, whole // 2):
         monkeypatch.setattr(prepare, "CHARACTERS_PER_TOKEN", wanted / 300)
         recipe = resolve_recipe("gpt2-small", {"tokenizer.vocab": 300})
-        prepare._learn(recipe, [read_documents(text)])
+        prepare.learn_tokenizer(recipe, [read_documents(text)])
     assert read[0] == whole
     assert 0.3 * whole < read[1] < 0.7 * whole
 
