@@ -235,9 +235,9 @@ class Guard:
 
     def _completes(self, text: str) -> bool:
         """Whether a name started elsewhere could continue or end here."""
-        ends = any(text[:at] in self.rests for at in range(1, min(len(text), self.longest) + 1))
-        inside = 0 < len(text) < self.longest
-        return ends or (inside and any(rest.startswith(text) for rest in self.rests))
+        if any(text[:size] in self.rests for size in range(1, min(len(text), self.longest) + 1)):
+            return True
+        return 0 < len(text) < self.longest and any(rest.startswith(text) for rest in self.rests)
 
     def parts(self, text: str) -> list[str | int]:
         """Alternates text and control tokens, with the marks removed."""

@@ -70,9 +70,12 @@ def check_texts(texts: Any, name: str) -> None:
 def integers(ids: Any) -> list[int]:
     """Token ids as plain integers, from a list, an array or a tensor."""
     values = ids.tolist() if hasattr(ids, "tolist") else ids
-    wrong = "Token ids must be integers; these cannot be decoded: {ids!r:.80}."
-    with explained(TypeError, wrong, raises=UsageError, ids=ids):
+    try:
         return [index(value) for value in values]
+    except TypeError:
+        raise UsageError(
+            "Token ids must be integers; these cannot be decoded: {ids!r:.80}.", ids=ids
+        ) from None
 
 
 @contextmanager

@@ -130,8 +130,7 @@ def _unknown_characters(words: Counter[Word], state: pipeline.State, add: int) -
     for word, count in words.items():
         for piece in (piece for piece in word if piece not in known):
             counts[piece] += count
-    ordered = sorted(counts, key=lambda piece: (-counts[piece], piece))
-    return ordered[: int(add * UNKNOWN_SHARE)]
+    return sorted(counts, key=lambda p: (-counts[p], p))[: int(add * UNKNOWN_SHARE)]
 
 
 class Merge(NamedTuple):

@@ -57,8 +57,7 @@ PRE_TOKENIZERS: dict[str, Any] = {
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer that GGUF metadata describes, with its chat template."""
-    values = {key.removeprefix(PREFIX): value for key, value in metadata.items()}
-    given = JsonObject(values, where, PREFIX)
+    given = JsonObject({k.removeprefix(PREFIX): v for k, v in metadata.items()}, where, PREFIX)
     kind = given.text("model", default=None)
     ensure(
         kind in GGUF_TOKENIZERS,

@@ -61,8 +61,10 @@ def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | Non
         rust, pieces = read_marian(folder, settings)
     else:
         rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
-    unfit = "The special tokens that {folder} names cannot be added"
-    with panics_explained(msg(unfit, folder=folder / "tokenizer_config.json")):
+    config = folder / "tokenizer_config.json"
+    with panics_explained(
+        msg("The special tokens that {folder} names cannot be added", folder=config)
+    ):
         register(rust, settings)
     return rust, settings, pieces, str(path)
 

@@ -45,7 +45,7 @@ def learn_merges(
         return None
     words = _words(texts, rust, pieces=bool(prefix))
     every = [(word[0], *(prefix + letter for letter in word[1:])) for word in words]
-    tokens = list(dict.fromkeys([*tokens, *sorted({letter for word in every for letter in word})]))
+    tokens = list(dict.fromkeys([*tokens, *sorted(set[str]().union(*every))]))
     numbers = {token: at for at, token in enumerate(tokens)}
     symbols = np.array([numbers[letter] for word in every for letter in word], np.int32)
     merges: Merges = []
@@ -90,5 +90,4 @@ def _merged(
     done = learn(*known, *limits, found_at, len(found))
     if done < 0:
         raise MemoryError
-    pairs: list[list[int]] = found[:done].tolist()
-    return pairs
+    return list(found[:done].tolist())

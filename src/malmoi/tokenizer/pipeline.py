@@ -218,8 +218,8 @@ def has_marked_pieces(state: State) -> bool:
 
 def split_at_morphemes(rust: Rust) -> Rust:
     """The same pipeline over morphemes; byte-level tokens have their spaces already."""
-    cut = pre_tokenizers.Split(MARK, "removed")
-    rust.pre_tokenizer = pre_tokenizers.Sequence([cut, rust.pre_tokenizer])
+    parts = [pre_tokenizers.Split(MARK, "removed"), rust.pre_tokenizer]
+    rust.pre_tokenizer = pre_tokenizers.Sequence(parts)
     return rust
 
 

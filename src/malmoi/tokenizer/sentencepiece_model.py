@@ -128,8 +128,8 @@ def xlm_roberta(model: SentencePieceModel, names: dict[str, str], settings: Sett
     charsmap = normalizers.Precompiled(model.charsmap) if model.charsmap else None
     rust = _unigram(scores, 3, charsmap, settings)
     start, end = names["bos"], names["eos"]
-    texts = f"{start} $A {end}", f"{start} $A {end} {end} $B {end}"
-    return pipeline.frame(rust, *texts, start, end)
+    pair = f"{start} $A {end} {end} $B {end}"
+    return pipeline.frame(rust, f"{start} $A {end}", pair, start, end)
 
 
 def albert(model: SentencePieceModel, names: dict[str, str], settings: Settings) -> Rust:
