@@ -20,8 +20,8 @@ from malmoi.training import prepare
 from malmoi.training.optim import Muon
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import RunSources
+from malmoi.training.pretrain import _sample_run
 from malmoi.training.recipes import MODERN_BERT, resolve_recipe
-from malmoi.training.rehearsal import _sample_run
 from malmoi.training.sizing import SMALL_TEXT_GPT, size_recipe
 from malmoi.training.trainer import Trainer
 from tiny_runs import write_corpus
@@ -150,7 +150,7 @@ def test_a_vocabulary_is_learnt_from_a_part_of_much_text(
     for wanted in (10 * whole, whole // 2):
         monkeypatch.setattr(prepare, "CHARACTERS_PER_TOKEN", wanted / 300)
         recipe = resolve_recipe("gpt2-small", {"tokenizer.vocab": 300})
-        prepare._learn(recipe, [read_documents(text)])
+        prepare.learn_tokenizer(recipe, [read_documents(text)])
     assert read[0] == whole
     assert 0.3 * whole < read[1] < 0.7 * whole
 
