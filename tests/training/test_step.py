@@ -20,8 +20,8 @@ from malmoi.training import prepare
 from malmoi.training.optim import Muon
 from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import RunSources
+from malmoi.training.pretrain import _sample_run
 from malmoi.training.recipes import MODERN_BERT, resolve_recipe
-from malmoi.training.rehearsal import _sample_run
 from malmoi.training.sizing import SMALL_TEXT_GPT, size_recipe
 from malmoi.training.trainer import Trainer
 from tiny_runs import write_corpus

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,17 +31,17 @@ def pad_rows(
     """The rows, each padded to the longest or to the limit."""
     known = (True, "longest", "max_length")
     require_that(padding in known, "padding is one of {known}, not {x!r}.", known=known, x=padding)
-    width = limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0)
-    if width is None:
-        raise UsageError("padding='max_length' needs max_length=N: the tokenizer has no limit.")
-    if pad is None:
-        raise UsageError(
-            "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one."
-        )
+    width = required(
+        limit if padding == "max_length" else max(map(len, rows["input_ids"]), default=0),
+        "padding='max_length' needs max_length=N: the tokenizer has no limit.",
+    )
+    fill = required(
+        pad,
+        "This tokenizer has no padding token, as GPT-2's has none: encode the texts one by one.",
+    )
     found: Rows = {}
     for name, some in rows.items():
-        fill = [pad if name == "input_ids" else 0]
-        more = [fill * (width - len(row)) for row in some]
+        more = [[fill if name == "input_ids" else 0] * (width - len(row)) for row in some]
         found[name] = [b + a if left else a + b for a, b in zip(some, more, strict=True)]
     return found
 

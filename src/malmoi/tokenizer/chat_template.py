@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that, required
 from malmoi.system.confined import Refused, render_template
 from malmoi.system.limits import MAX_TEMPLATE_CHARACTERS, shown
 from malmoi.tokenizer.core import Tokenizer
@@ -39,14 +39,13 @@ def with_template(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer, with the default chat template if it has none."""
     if template_of(tokenizer) is not None:
         return tokenizer
-    marks = tokenizer.specials
-    if marks.eos is None:
-        raise UsageError(
-            "This model's tokenizer has no end-of-text token, so an answer could not end."
-        )
-    opened = tokenizer.encode("a").tokens[0] == marks.bos
+    end = required(
+        tokenizer.specials.eos,
+        "This model's tokenizer has no end-of-text token, so an answer could not end.",
+    )
+    opened = tokenizer.encode("a").tokens[0] == tokenizer.specials.bos
     template = ("{{ bos_token }}" if opened else "") + DEFAULT_TEMPLATE
-    settings = {"chat_template": template, "eos_token": tokenizer.token(marks.eos)}
+    settings = {"chat_template": template, "eos_token": tokenizer.token(end)}
     return Tokenizer(tokenizer._rust, tokenizer.settings | settings)
 
 
@@ -60,15 +59,13 @@ def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> str | None:
         }
     if isinstance(found, dict):
         found = (found.get("tool_use") if tools else None) or found.get("default")
-    if not found:
-        return None
-    if not isinstance(found, str) or len(found) > MAX_TEMPLATE_CHARACTERS:
-        raise MalmoiError(
-            "The chat template must be a text of at most {most:,} characters, not {found}.",
-            most=MAX_TEMPLATE_CHARACTERS,
-            found=shown(found),
-        )
-    return found
+    ensure(
+        not found or (isinstance(found, str) and len(found) <= MAX_TEMPLATE_CHARACTERS),
+        "The chat template must be a text of at most {most:,} characters, not {found}.",
+        most=MAX_TEMPLATE_CHARACTERS,
+        found=shown(found),
+    )
+    return str(found) if found else None
 
 
 def render_chat(
@@ -159,12 +156,12 @@ def checked(messages: Messages) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """Keeps only JSON types, so that there are no methods a template might call."""
-    try:
+    with explained(
+        (TypeError, ValueError),
+        "A message must be plain data, as in JSON: {error}.",
+        raises=UsageError,
+    ):
         return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            "A message must be plain data, as in JSON: {error}.", error=error
-        ) from None
 
 
 # ------------------------------------------------------------------ control tokens
@@ -259,11 +256,9 @@ class Guard:
         A template that inspects messages (for `</think>`, say) may render marked ones differently.
         Then the control tokens must still be the same, and none may be named in the messages.
         """
-        wanted = self._control(theirs)
-        found = self._control(parts)
-        if not wanted == found == [token for token in parsed if token in self.control]:
-            return False
-        return parts == theirs or not self.is_named_in(chat)
+        found = [token for token in parsed if token in self.control]
+        alike = self._control(theirs) == self._control(parts) == found
+        return alike and (parts == theirs or not self.is_named_in(chat))
 
     def is_named_in(self, chat: Any) -> bool:
         return self.names is not None and any(map(self.names.search, texts_in(chat)))

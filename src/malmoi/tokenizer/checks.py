@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import MalmoiError, UsageError, ensure
+from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that
 from malmoi.messages import msg
 from malmoi.system.limits import (
     MAX_TEXT_GROWTH,
@@ -50,10 +50,12 @@ def panics_explained(sentence: str) -> Iterator[None]:
 
 def check_texts(texts: Any, name: str) -> None:
     """Refuses anything but a list of str: the Rust library would take tuples for pairs."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise UsageError(
-            "{name} must be a list of str, not {type}.", name=name, type=type(texts).__name__
-        )
+    require_that(
+        isinstance(texts, Sequence) and not isinstance(texts, str),
+        "{name} must be a list of str, not {type}.",
+        name=name,
+        type=type(texts).__name__,
+    )
     for at, text in enumerate(texts):
         if not isinstance(text, str):
             raise UsageError(
@@ -182,10 +184,8 @@ def _growth(part: Any, where: str) -> int:
         # a regex may match the empty string before every character
         growth *= max(1, -(-added // len(text)) if isinstance(text, str) and text else added + 1)
     if part.get("type") == "Precompiled":
-        try:
+        with explained((KeyError, TypeError, ValueError), DAMAGED_CHARSMAP, where=where):
             charsmap = base64.b64decode(part["precompiled_charsmap"], validate=True)
-        except (KeyError, TypeError, ValueError):
-            raise MalmoiError(DAMAGED_CHARSMAP, where=where) from None
         growth *= longest_replacement(charsmap, where)
     return growth
 

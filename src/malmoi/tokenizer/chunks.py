@@ -21,8 +21,7 @@ from malmoi.system.packages import optional_package
 def truncate_to_tokens(sequences: list[int | None], max_tokens: int) -> list[int]:
     """The positions kept when truncating to `max_tokens`; special tokens (None) always stay."""
     first, second = ([at for at, text in enumerate(sequences) if text == one] for one in (0, 1))
-    specials = sequences.count(None)
-    here, there = truncated(len(first), len(second), max_tokens - specials)
+    here, there = truncated(len(first), len(second), max_tokens - sequences.count(None))
     cut = {*first[here:], *second[there:]}
     return [at for at in range(len(sequences)) if at not in cut]
 
@@ -102,9 +101,8 @@ def mark_morphemes(text: str) -> str:
 
 @lru_cache(MAX_CACHED_RUNS)
 def _marked(run: str) -> str:
-    kiwi = load_kiwi()
     with _LOCK:
-        found = kiwi.tokenize(run)
+        found = load_kiwi().tokenize(run)
     return MARK.join(run[start:end] for start, end in _bounds(found, len(run)))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Rust
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import UsageError, ensure, require_that, required
 from malmoi.messages import msg
 from malmoi.system.result import PlainValue, fact_table, plain
 from malmoi.system.untrusted import collection_paused
@@ -47,6 +47,7 @@ MANY_CHARACTERS = 1 << 17  # of all texts; a cache of words pays for its start f
 TEXTS_PER_CALL = 2_000  # since the library's encodings hold far more than ids
 COUNTED_CHARACTERS = 65_536  # of a text, counted at once
 LONGEST_UNKNOWN_WORD = 100  # characters; WordPiece's limit for a word that it splits
+NO_SUCH_TOKEN = "There is no token with id {id}: they end at {last}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,34 +112,35 @@ class Tokenizer:
             rust.no_truncation()
             rust.no_padding()
             state = pipeline.parse_pipeline(rust)
-            frame = [*rust.encode("").ids, *rust.encode("", "").ids]
+            frame = max([0, *rust.encode("").ids, *rust.encode("", "").ids])
         self.settings = dict(settings or {})
         self.kind = pipeline.kind(state)
         self._rust = rust
         self._vocab = pipeline.vocabulary(state, rust)
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
-        if max(frame, default=0) >= max(self.vocab_size, 1):
-            raise MalmoiError(
-                "The tokenizer {where} puts the token {frame:,} around a text, but its "
-                "vocabulary ends at {vocab_size:,}; its post_processor is damaged.",
-                where=where,
-                frame=max(frame),
-                vocab_size=self.vocab_size - 1,
-            )
+        ensure(
+            frame < max(self.vocab_size, 1),
+            "The tokenizer {where} puts the token {frame:,} around a text, but its "
+            "vocabulary ends at {vocab_size:,}; its post_processor is damaged.",
+            where=where,
+            frame=frame,
+            vocab_size=self.vocab_size - 1,
+        )
         names = special_names(state, self.settings)
         self.specials = Specials(**{role: self._vocab.get(name) for role, name in names.items()})
         self.morphemes = pipeline.cuts_morphemes(state)
         if self.morphemes:
             load_kiwi()
         self._pieces = pieces
-        if pieces is None and pipeline.has_marked_pieces(state):
-            raise MalmoiError("This tokenizer is not whole without its SentencePiece models.")
+        ensure(
+            pieces is not None or not pipeline.has_marked_pieces(state),
+            "This tokenizer is not whole without its SentencePiece models.",
+        )
         self._composes = pipeline.composes(state)
         self.control_tokens = pipeline.control_names(state, names, self._vocab)
         # an unknown word is text: [UNK] is no control token, unless it has another role too
         roles = {id for role, id in vars(self.specials).items() if role != "unk"}
-        unknown = {self.specials.unk} - roles
-        self.control_ids = frozenset(set(self.control_tokens.values()) - unknown)
+        self.control_ids = frozenset(self.control_tokens.values()) - ({self.specials.unk} - roles)
         self._text_only = self._made_text_only(state)
 
     @classmethod
@@ -254,8 +256,9 @@ class Tokenizer:
         for parts in sequences:
             check_texts([part for part in parts if not isinstance(part, int)], "parts")
         given = [_spelt(parts, self._secret) for parts in sequences]
-        if self._pieces is not None:
-            raise UsageError("A translation model's tokenizer encodes whole texts only.")
+        require_that(
+            self._pieces is None, "A translation model's tokenizer encodes whole texts only."
+        )
         # control tokens between parts keep their secret names: those have no Hangul to mark
         marked = ["".join(self._marked(parts)) for parts in given]
         first, second = [*marked, None][:2]
@@ -344,7 +347,7 @@ class Tokenizer:
         for row in rows:
             if row and not 0 <= min(row) <= max(row) < self.vocab_size:
                 wrong = next(token for token in row if not 0 <= token < self.vocab_size)
-                raise self._no_such(wrong)
+                raise UsageError(NO_SUCH_TOKEN, id=wrong, last=self.vocab_size - 1)
         with panics_explained("These tokens cannot be decoded"):
             texts: list[str] = self._rust.decode_batch(rows, skip_special_tokens=skip_specials)
         return [text.strip() for text in texts] if self._pieces else texts
@@ -352,9 +355,7 @@ class Tokenizer:
     def token(self, id: int) -> str:
         """The token with this id, as in the vocabulary."""
         token = self._rust.id_to_token(int(id)) if 0 <= id < self.vocab_size else None
-        if token is None:
-            raise self._no_such(id)
-        return str(token)
+        return str(required(token, NO_SUCH_TOKEN, id=id, last=self.vocab_size - 1))
 
     def id(self, token: str) -> int | None:
         """The id of a token as in the vocabulary, or None."""
@@ -590,19 +591,13 @@ class Tokenizer:
                 found[at] = place
         return found
 
-    def _no_such(self, id: int) -> UsageError:
-        last = self.vocab_size - 1
-        return UsageError("There is no token with id {id}: they end at {last}.", id=id, last=last)
-
 
 def _spelt(parts: Sequence[str | int], name: Callable[[int], str]) -> list[str]:
     return [part if isinstance(part, str) else name(part) for part in parts]
 
 
 def _row(one: Any, max_tokens: int | None) -> TokenRow:
-    tokens = np.array(one.ids, np.int32)
-    segments = np.array(one.type_ids, np.int32)
-    if max_tokens is None or len(tokens) <= max_tokens:
-        return TokenRow(tokens, segments)
-    keep = truncate_to_tokens(one.sequence_ids, max_tokens)
-    return TokenRow(tokens[keep], segments[keep])
+    columns = np.array([one.ids, one.type_ids], np.int32)
+    if max_tokens is not None and len(one.ids) > max_tokens:
+        columns = columns.take(truncate_to_tokens(one.sequence_ids, max_tokens), 1)
+    return TokenRow(*columns)

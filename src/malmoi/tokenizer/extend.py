@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
-from malmoi.errors import UsageError, ensure, require_that
+from malmoi.errors import ensure, require_that, required
 from malmoi.messages import msg
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.core import Tokenizer
@@ -69,11 +69,11 @@ def _extend_model(state: pipeline.State, merges: list["Merge"], ids: dict[str, i
 
 def _check_extensible(old: Tokenizer, state: pipeline.State) -> None:
     known = state["model"]["type"] in ("BPE", "WordPiece", "Unigram")
-    if not known or state["pre_tokenizer"] is None or old.kind == "char":
-        raise UsageError(
-            "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
-            "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can."
-        )
+    require_that(
+        known and state["pre_tokenizer"] is not None and old.kind != "char",
+        "This tokenizer cannot be extended: it has no words whose pieces could be merged. "
+        "Byte-level BPE (GPT-2), BPE with words (GPT-1), WordPiece (BERT) and Unigram can.",
+    )
     require_that(
         not old.morphemes,
         "This tokenizer cannot be extended: its words are morphemes. Train a new one instead.",
@@ -130,8 +130,7 @@ def _unknown_characters(words: Counter[Word], state: pipeline.State, add: int) -
     for word, count in words.items():
         for piece in (piece for piece in word if piece not in known):
             counts[piece] += count
-    ordered = sorted(counts, key=lambda piece: (-counts[piece], piece))
-    return ordered[: int(add * UNKNOWN_SHARE)]
+    return sorted(counts, key=lambda p: (-counts[p], p))[: int(add * UNKNOWN_SHARE)]
 
 
 class Merge(NamedTuple):
@@ -205,9 +204,10 @@ def frame_with_end(tokenizer: Tokenizer) -> Tokenizer:
     There is none at the end: transformers pads with that token, and pools the last one before
     padding.
     """
-    end = tokenizer.specials.eos
-    if end is None:
-        raise UsageError("This model's tokenizer has no end-of-text token to put around a text.")
+    end = required(
+        tokenizer.specials.eos,
+        "This model's tokenizer has no end-of-text token to put around a text.",
+    )
     rust = Rust.from_str(tokenizer._rust.to_str())
     name = tokenizer.token(end)
     pipeline.frame(rust, f"{name}:0 $A:0", f"{name}:0 $A:0 {name}:0 $B:1", name)

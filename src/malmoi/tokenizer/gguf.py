@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer as Rust, models, normalizers, pre_tokenizers
 
-from malmoi.errors import MalmoiError, UsageError, ensure, nearest
+from malmoi.errors import UsageError, ensure, nearest
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject
@@ -21,12 +21,7 @@ from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import SPACE, Merges, State, Vocab
 
 # llama.cpp's token types
-NORMAL = 1
-UNKNOWN = 2
-CONTROL = 3
-DEFINED = 4
-UNUSED = 5
-BYTE = 6
+NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."
 BYTE_TOKEN = re.compile("<0x..>")
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}  # ours: theirs
@@ -62,27 +57,29 @@ PRE_TOKENIZERS: dict[str, Any] = {
 
 def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer that GGUF metadata describes, with its chat template."""
-    values = {key.removeprefix(PREFIX): value for key, value in metadata.items()}
-    given = JsonObject(values, where, PREFIX)
+    given = JsonObject({k.removeprefix(PREFIX): v for k, v in metadata.items()}, where, PREFIX)
     kind = given.text("model", default=None)
-    if kind not in GGUF_TOKENIZERS:
-        raise MalmoiError(
-            "{where} has a vocabulary of type {kind}; Malmoi reads {tokenizers}.",
-            where=where,
-            kind=shown(kind),
-            tokenizers=", ".join(GGUF_TOKENIZERS),
-        )
+    ensure(
+        kind in GGUF_TOKENIZERS,
+        "{where} has a vocabulary of type {kind}; Malmoi reads {tokenizers}.",
+        where=where,
+        kind=shown(kind),
+        tokenizers=", ".join(GGUF_TOKENIZERS),
+    )
     tokens = given.list_of("tokens", str)
     vocab: Vocab = {token: id for id, token in enumerate(tokens)}
-    once = 0 < len(tokens) == len(vocab)
-    ensure(once, "{where}: a vocabulary has tokens, and each of them once.", where=where)
+    ensure(
+        0 < len(tokens) == len(vocab),
+        "{where}: a vocabulary has tokens, and each of them once.",
+        where=where,
+    )
     types = given.list_of("token_type", int, default=[NORMAL] * len(tokens))
     _check_count(where, "token_type", types, tokens)
     ids = {role: given.get(f"{name}_token_id") for role, name in ROLES.items()}
     known = {role: id for role, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
     names = {role: tokens[id] for role, id in known.items()}
     with panics_explained(msg("{where}: its vocabulary cannot be used", where=where)):
-        rust = GGUF_TOKENIZERS[kind](vocab, types, given)
+        rust = GGUF_TOKENIZERS[str(kind)](vocab, types, given)
         for token, type in zip(tokens, types, strict=True):
             if type in (UNKNOWN, CONTROL, DEFINED):  # user-defined tokens represent text
                 rust.add_tokens([pipeline.added(token, special=type != DEFINED)])
@@ -98,13 +95,13 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 def byte_bpe(vocab: Vocab, types: Sequence[int], given: JsonObject) -> Rust:
     """GPT-2's byte-level BPE with the named pre-tokenizer."""
     cut = given.text("pre", default="default")
-    if cut not in PRE_TOKENIZERS:
-        raise MalmoiError(
-            "{where} splits text by the rule {cut}, which Malmoi does not know.{hint}",
-            where=given.where,
-            cut=shown(cut),
-            hint=nearest(cut, PRE_TOKENIZERS),
-        )
+    ensure(
+        cut in PRE_TOKENIZERS,
+        "{where} splits text by the rule {cut}, which Malmoi does not know.{hint}",
+        where=given.where,
+        cut=shown(cut),
+        hint=nearest(cut, PRE_TOKENIZERS),
+    )
     lines = [merge.partition(" ") for merge in given.list_of("merges", str)]
     rust = pipeline.gpt2_pipeline(vocab, [(left, right) for left, _, right in lines])
     # llama.cpp's ignore_merges: a word in the vocabulary is one token regardless of the merges

@@ -120,13 +120,13 @@ def parse_rust(text: str, where: str) -> Rust:
 def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:
     """Reads a SentencePiece model by the rules of its class, which the file does not tell."""
     name = _class_beside(path, settings)
-    if name not in SENTENCEPIECE_CLASSES:
-        raise MalmoiError(
-            "{path} does not tell which tokenizer it belongs to: give its tokenizer_class in "
-            "a tokenizer_config.json beside it. Known: {classes}.",
-            path=path,
-            classes=", ".join(SENTENCEPIECE_CLASSES),
-        )
+    ensure(
+        name in SENTENCEPIECE_CLASSES,
+        "{path} does not tell which tokenizer it belongs to: give its tokenizer_class in "
+        "a tokenizer_config.json beside it. Known: {classes}.",
+        path=path,
+        classes=", ".join(SENTENCEPIECE_CLASSES),
+    )
     build, usual = SENTENCEPIECE_CLASSES[name]
     model = read_sentencepiece(path)
     names = _names(usual, settings)
@@ -245,9 +245,8 @@ def read_vocab_lines(path: Path) -> Vocab:
     vocab: Vocab = {}
     for number, token in enumerate(read_text(path).removesuffix("\n").split("\n")):
         if token in vocab:
-            first = vocab[token] + 1
-            what = msg("{token} is already on line {first}", token=shown(token), first=first)
-            raise _wrong_line(path, number + 1, what)
+            before = dict(token=shown(token), first=vocab[token] + 1)
+            raise _wrong_line(path, number + 1, msg("{token} is already on line {first}", **before))
         vocab[token] = number
     ensure(vocab.keys() - {""}, "{path} is empty: it has no token.", path=path)
     return vocab
@@ -269,12 +268,18 @@ def read_merges(path: Path, vocab: Vocab) -> Merges:
             continue
         left, _, right = line.partition(" ")
         if not left or not right or " " in right:
-            what = msg("{line} is not a merge: two tokens and one space", line=shown(line))
-            raise _wrong_line(path, number, what)
+            raise _wrong_line(
+                path,
+                number,
+                msg("{line} is not a merge: two tokens and one space", line=shown(line)),
+            )
         for token in (left, right, left + right):
             if token not in vocab:
-                what = msg("{token} is not in the vocabulary beside it", token=shown(token))
-                raise _wrong_line(path, number, what)
+                raise _wrong_line(
+                    path,
+                    number,
+                    msg("{token} is not in the vocabulary beside it", token=shown(token)),
+                )
         merges.append((left, right))
     return merges
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from malmoi.tokenizer.sentencepiece_model import MarianPieces
 
 Settings = dict[str, Any]
-FLAGS = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"]
-FLAGS += ["keep_accents", "legacy", "add_bos_token", "add_eos_token", "separate_vocabs"]
+FLAGS = (
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"),
+    *("keep_accents", "legacy", "add_bos_token", "add_eos_token", "separate_vocabs"),
+)
 BERT_SETTINGS = {  # of BERT's classes, which override the normalizer's
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -152,8 +154,10 @@ def _optional(path: Path) -> JsonObject:
 # ------------------------------------------------------------------ writing
 
 # not saved: paths on another machine, and tokens that tokenizer.json has already
-DROPPED = {"name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file"}
-DROPPED |= {"added_tokens_decoder"}
+DROPPED = {
+    *("name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file"),
+    "added_tokens_decoder",
+}
 
 
 def write_tokenizer(
@@ -190,11 +194,10 @@ def write_tokenizer(
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """A tokenizer_config.json from which transformers rebuilds the same tokenizer."""
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
-    known = {role: name for role, name in names.items() if name in added}
     values = {key: value for key, value in settings.items() if key not in DROPPED}
     # transformers makes every token named here special; a character model's <unk> must remain five
     # characters of text.
-    values |= {f"{role}_token": name for role, name in known.items()}
+    values |= {f"{role}_token": name for role, name in names.items() if name in added}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
             values[key] = list(map(content_of, values[key]))

@@ -6,7 +6,7 @@ is split once, and counted (word_cache.py).
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -33,27 +33,23 @@ class Learned(NamedTuple):
     words: Counter[str]
 
 
-def can_learn_merges() -> bool:
-    """Whether there is a compiler."""
-    return (
-        native_functions("malmoi.tokenizer", "learn_merges.c", _CALLS, this_machine()) is not None
-    )
-
-
 def learn_merges(
     texts: Iterable[str], rust: Rust, tokens: list[str], size: int, least: int, prefix: str = ""
-) -> Learned:
+) -> Learned | None:
     """Grows these tokens to `size` by merges within the words of BERT's or GPT-2's pipeline.
 
-    WordPiece writes `prefix` before a letter that does not begin a word.
+    WordPiece writes `prefix` before a letter that does not begin a word. None without a compiler.
     """
+    calls = native_functions("malmoi.tokenizer", "learn_merges.c", _CALLS, this_machine())
+    if calls is None:
+        return None
     words = _words(texts, rust, pieces=bool(prefix))
     every = [(word[0], *(prefix + letter for letter in word[1:])) for word in words]
-    tokens = list(dict.fromkeys([*tokens, *sorted({letter for word in every for letter in word})]))
+    tokens = list(dict.fromkeys([*tokens, *sorted(set[str]().union(*every))]))
     numbers = {token: at for at, token in enumerate(tokens)}
     symbols = np.array([numbers[letter] for word in every for letter in word], np.int32)
     merges: Merges = []
-    for left, right in _merged(tokens, symbols, words, (size, least, len(prefix))):
+    for left, right in _merged(calls[0], tokens, symbols, words, (size, least, len(prefix))):
         merges.append((tokens[left], tokens[right]))
         name = tokens[left] + tokens[right].removeprefix(prefix)
         if name not in numbers:
@@ -68,29 +64,30 @@ def _words(texts: Iterable[str], rust: Rust, *, pieces: bool) -> Counter[str]:
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
     for text, count in count_words(texts):
         if found := plain.fullmatch(text):
-            word = found[1] if pieces else text.encode().decode("latin-1").translate(letters)
-            words[word] += count
-            continue
-        text = rust.normalizer.normalize_str(text) if pieces else text
-        for word, _ in rust.pre_tokenizer.pre_tokenize_str(text):
+            parts = [found[1] if pieces else text.encode().decode("latin-1").translate(letters)]
+        else:
+            text = rust.normalizer.normalize_str(text) if pieces else text
+            parts = [word for word, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
+        for word in parts:
             words[word] += count
     return words
 
 
 def _merged(
-    tokens: list[str], symbols: NDArray[np.int32], words: Counter[str], limits: tuple[int, int, int]
+    learn: Callable[..., int],
+    tokens: list[str],
+    symbols: NDArray[np.int32],
+    words: Counter[str],
+    limits: tuple[int, int, int],
 ) -> list[list[int]]:
     """The pairs that are merged, by number; limits are the size, the least count, the prefix."""
-    calls = native_functions("malmoi.tokenizer", "learn_merges.c", _CALLS, this_machine())
-    assert calls is not None  # see can_learn_merges
     names, ends = bytes_and_ends(tokens)
     starts = np.cumsum([0, *map(len, words)])
     counts = np.fromiter(words.values(), np.int64, len(words))
     found = np.empty((MERGES_PER_TOKEN * limits[0], 2), np.int32)
     ends_at, *at, found_at = addresses(ends, symbols, starts, counts, found)
     known = (names, ends_at, len(tokens), *at[:2], len(words), at[2])
-    done = calls[0](*known, *limits, found_at, len(found))
+    done = learn(*known, *limits, found_at, len(found))
     if done < 0:
         raise MemoryError
-    pairs: list[list[int]] = found[:done].tolist()
-    return pairs
+    return list(found[:done].tolist())

@@ -80,16 +80,16 @@ def bert_pipeline(
 
 def with_frame(rust: Rust, names: dict[str, str]) -> Rust:
     cls, sep = names["cls"], names["sep"]
-    frame(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
-    return rust
+    return frame(rust, f"{cls}:0 $A:0 {sep}:0", f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1", cls, sep)
 
 
-def frame(rust: Rust, single: str, pair: str, *names: str) -> None:
+def frame(rust: Rust, single: str, pair: str, *names: str) -> Rust:
     """Puts special tokens around a text and a pair, as two templates of `tokenizers`."""
     ids = [(name, rust.token_to_id(name)) for name in names]
     rust.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=ids
     )
+    return rust
 
 
 def gpt1_pipeline(
@@ -208,8 +208,7 @@ def marian_pipeline(vocab: Vocab, names: dict[str, str]) -> Rust:
         pre_tokenizer=pre_tokenizers.Split(MARK, "removed"),
         decoder=decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()]),
     )
-    frame(rust, f"$A {names['eos']}", f"$A $B {names['eos']}", names["eos"])
-    return rust
+    return frame(rust, f"$A {names['eos']}", f"$A $B {names['eos']}", names["eos"])
 
 
 def has_marked_pieces(state: State) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import ensure, explained
 from malmoi.system.limits import MAX_VOCABULARY_TOKENS
 from malmoi.system.packages import optional_package
 from malmoi.system.untrusted import read_bytes
@@ -52,23 +52,21 @@ class SentencePieceModel(NamedTuple):
     charsmap: bytes
 
     def expect(self, kind: int) -> None:
-        name = {UNIGRAM: "Unigram", BPE: "BPE"}[kind]
         ensure(
             self.kind == kind,
             "{path} is no {name} model, which such a tokenizer needs.",
             path=self.path,
-            name=name,
+            name={UNIGRAM: "Unigram", BPE: "BPE"}[kind],
         )
 
 
 def read_sentencepiece(path: Path) -> SentencePieceModel:
-    try:
+    with explained(
+        (ValueError, IndexError, TypeError, AttributeError, struct.error),
+        "{path} is not a SentencePiece model, or it is damaged; copy or download it again.",
+        path=path,
+    ):
         model = _parse(path, read_bytes(path))
-    except (ValueError, IndexError, TypeError, AttributeError, struct.error):
-        raise MalmoiError(
-            "{path} is not a SentencePiece model, or it is damaged; copy or download it again.",
-            path=path,
-        ) from None
     if model.charsmap:
         check_growth(str(path), "normalizer", longest_replacement(model.charsmap, str(path)))
     return model
@@ -130,8 +128,8 @@ def xlm_roberta(model: SentencePieceModel, names: dict[str, str], settings: Sett
     charsmap = normalizers.Precompiled(model.charsmap) if model.charsmap else None
     rust = _unigram(scores, 3, charsmap, settings)
     start, end = names["bos"], names["eos"]
-    pipeline.frame(rust, f"{start} $A {end}", f"{start} $A {end} {end} $B {end}", start, end)
-    return rust
+    pair = f"{start} $A {end} {end} $B {end}"
+    return pipeline.frame(rust, f"{start} $A {end}", pair, start, end)
 
 
 def albert(model: SentencePieceModel, names: dict[str, str], settings: Settings) -> Rust:
@@ -145,8 +143,7 @@ def albert(model: SentencePieceModel, names: dict[str, str], settings: Settings)
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     scores = [(p.text, p.score) for p in model.pieces]
-    rust = _unigram(scores, 1, normalizers.Sequence(steps), settings)
-    return pipeline.with_frame(rust, names)
+    return pipeline.with_frame(_unigram(scores, 1, normalizers.Sequence(steps), settings), names)
 
 
 def _unigram(

@@ -11,18 +11,18 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
-from malmoi.errors import UsageError, ensure, require_known, require_that
+from malmoi.errors import ensure, require_known, require_that
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import encoding_explained
 from malmoi.tokenizer.chunks import Morphemes, load_kiwi, mark_morphemes
 from malmoi.tokenizer.core import Tokenizer
-from malmoi.tokenizer.learn_merges import can_learn_merges, learn_merges
+from malmoi.tokenizer.learn_merges import Learned, learn_merges
 from malmoi.tokenizer.pipeline import BERT_SPECIALS, GPT1_SPECIALS, GPT2_SPECIALS, Merges, Vocab
 
 Special = Literal["none", "mask", "pad"]
 Options = dict[str, Any]  # of a trainer
-Learned = tuple[Rust, dict[str, str]]  # a tokenizer, and the names of its special tokens
+Trained = tuple[Rust, dict[str, str]]  # a tokenizer, and the names of its special tokens
 BERT_ORDER = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS_BETWEEN_EVENTS = 1000  # progress events
 SPARE_MERGES = 8192  # for letters that the library counts but `alphabet` leaves out (rare Hangul)
@@ -57,8 +57,10 @@ def train_tokenizer(  # noqa: PLR0913  # the fields of a recipe's tokenizer, by 
     first (kiwipiepy), which no token crosses; such a wordpiece or bpe keeps spaces as "▁".
     """
     require_known(kind, RECIPES, "There is no kind of tokenizer {name!r}.{hint}")
-    one = isinstance(texts, str)
-    require_that(not one, "Training takes an iterable of texts; wrap a single text in a list.")
+    require_that(
+        not isinstance(texts, str),
+        "Training takes an iterable of texts; wrap a single text in a list.",
+    )
     learn, least = RECIPES[kind]
     require_that(
         vocab >= least,
@@ -100,9 +102,12 @@ def checked_texts(texts: Iterable[str]) -> Iterator[str]:
 def _checked(texts: Iterable[str], context: Context) -> Iterator[str]:
     empty = True
     for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            given = type(text).__name__
-            raise UsageError("Training takes texts; text {at} is {type}.", at=number, type=given)
+        require_that(
+            isinstance(text, str),
+            "Training takes texts; text {at} is {type}.",
+            at=number,
+            type=type(text).__name__,
+        )
         with encoding_explained([text]):
             text.isascii() or text.encode()
         empty = empty and not text.strip()
@@ -123,33 +128,32 @@ def without_runs(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def _wordpiece(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
+def _wordpiece(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Trained:
     build = {"lowercase": lowercase, "strip_accents": False, "chinese": True}
-    rust = pipeline.bert_pipeline(
-        {name: at for at, name in enumerate(BERT_ORDER)}, BERT_SPECIALS, **build
-    )
+    rust = pipeline.bert_pipeline(_numbered(BERT_ORDER), BERT_SPECIALS, **build)
     # The library numbers `##x` in hash-table order and breaks ties between merges by number, so
     # every run would learn another vocabulary. Numbering every possible `##x` beforehand makes
     # training deterministic.
     pins = ["##" + letter for letter in joinable()]
     known, most = BERT_ORDER + pins, size + len(pins) + SPARE_MERGES
-    if can_learn_merges():
-        found = learn_merges(texts, rust, known, most, options["min_frequency"], "##")
-        vocab, words = found.vocab, dict(found.words)
-    else:
+    found = learn_merges(texts, rust, known, most, options["min_frequency"], "##")
+    if found is None:
         trainer = trainers.WordPieceTrainer(vocab_size=most, special_tokens=known, **options)
-        vocab, words = _learned(rust, trainer, texts)["vocab"], _words(trainer)
-    letters, joining = alphabet(words, size, len(BERT_ORDER))
-    tokens = BERT_ORDER + letters + ["##" + letter for letter in joining]
+        found = Learned(_learned(rust, trainer, texts)["vocab"], [], _words(trainer))
+    letters, joining = alphabet(found.words, size, len(BERT_ORDER))
     kept = set(letters)
-    for token in sorted(vocab, key=vocab.__getitem__):
-        bare = token.removeprefix("##")
-        if len(bare) > 1 and token not in BERT_ORDER and kept.issuperset(bare):
-            tokens.append(token)
+    tokens = BERT_ORDER + letters + ["##" + letter for letter in joining]
+    tokens += [
+        token
+        for token in sorted(found.vocab, key=found.vocab.__getitem__)
+        if len(bare := token.removeprefix("##")) > 1
+        and token not in BERT_ORDER
+        and kept.issuperset(bare)
+    ]
     return pipeline.bert_pipeline(_numbered(tokens[:size]), BERT_SPECIALS, **build), BERT_SPECIALS
 
 
-def _bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
+def _bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Trained:
     rust = pipeline.gpt1_pipeline({}, [], lowercase=lowercase, accents=True)
     pins = [letter + "</w>" for letter in joinable()]  # as in _wordpiece
     trainer = trainers.BpeTrainer(
@@ -165,18 +169,18 @@ def _bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) 
     return pipeline.gpt1_pipeline(vocab, merges, lowercase=lowercase, accents=True), GPT1_SPECIALS
 
 
-def _byte_bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
-    if not lowercase and can_learn_merges():
-        rust, tokens = pipeline.gpt2_pipeline({}, []), [GPT2_SPECIALS["eos"]]
-        tokens += sorted(pipeline.byte_alphabet())
-        found = learn_merges(texts, rust, tokens, size, options["min_frequency"])
-        return pipeline.gpt2_pipeline(found.vocab, found.merges), GPT2_SPECIALS
-    return _library_byte_bpe(texts, size, options, lowercase=lowercase)
+def _byte_bpe(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Trained:
+    rust, tokens = pipeline.gpt2_pipeline({}, []), sorted(pipeline.byte_alphabet())
+    limits = ([GPT2_SPECIALS["eos"], *tokens], size, options["min_frequency"])
+    found = None if lowercase else learn_merges(texts, rust, *limits)
+    if found is None:
+        return _library_byte_bpe(texts, size, options, lowercase=lowercase)
+    return pipeline.gpt2_pipeline(found.vocab, found.merges), GPT2_SPECIALS
 
 
 def _library_byte_bpe(
     texts: Iterable[str], size: int, options: Options, *, lowercase: bool
-) -> Learned:
+) -> Trained:
     # marks between morphemes, if there are any, separate words as in the finished pipeline
     rust = pipeline.split_at_morphemes(pipeline.gpt2_pipeline({}, [], lowercase=lowercase))
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -188,7 +192,7 @@ def _library_byte_bpe(
     return pipeline.gpt2_pipeline(learned["vocab"], merges, lowercase=lowercase), GPT2_SPECIALS
 
 
-def _char(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Learned:
+def _char(texts: Iterable[str], size: int, options: Options, *, lowercase: bool) -> Trained:
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.lower() if lowercase else text)
@@ -197,7 +201,7 @@ def _char(texts: Iterable[str], size: int, options: Options, *, lowercase: bool)
 
 
 # how each kind is learnt, and its least tokens, for special ones and an alphabet
-RECIPES: dict[str, tuple[Callable[..., Learned], int]] = {
+RECIPES: dict[str, tuple[Callable[..., Trained], int]] = {
     "wordpiece": (_wordpiece, 7),
     "bpe": (_bpe, 3),
     "byte-bpe": (_byte_bpe, 257),
@@ -205,9 +209,10 @@ RECIPES: dict[str, tuple[Callable[..., Learned], int]] = {
 }
 
 
-def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., Learned]:
-    known = morphemes == "kiwi"
-    require_that(known, "morphemes must be kiwi or none, not {name!r}.", name=morphemes)
+def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., Trained]:
+    require_that(
+        morphemes == "kiwi", "morphemes must be kiwi or none, not {name!r}.", name=morphemes
+    )
     require_that(
         kind != "char",
         "A char tokenizer does not support morphemes: choose wordpiece, bpe or byte-bpe.",
@@ -218,16 +223,16 @@ def _morpheme_recipe(kind: str, morphemes: str) -> Callable[..., Learned]:
 
 def _morphemes(
     kind: str, texts: Iterable[str], size: int, options: Options, *, lowercase: bool
-) -> Learned:
+) -> Trained:
     options = options | {"vocab_size": size, "limit_alphabet": max(size // 4, min(size // 2, 256))}
-    trainer: Any
-    model: models.Model
     if kind == "wordpiece":
-        trainer = trainers.WordPieceTrainer(
+        trainer: Any = trainers.WordPieceTrainer(
             special_tokens=BERT_ORDER, continuing_subword_prefix="", **options
         )
-        unknown = BERT_SPECIALS["unk"]
-        model = models.WordPiece({unknown: 0}, unk_token=unknown, continuing_subword_prefix="")
+        vocab = _numbered([BERT_SPECIALS["unk"]])
+        model: models.Model = models.WordPiece(
+            vocab, unk_token=BERT_SPECIALS["unk"], continuing_subword_prefix=""
+        )
     else:
         trainer = trainers.BpeTrainer(special_tokens=[GPT1_SPECIALS["unk"]], **options)
         model = models.BPE(unk_token=GPT1_SPECIALS["unk"])
@@ -240,7 +245,7 @@ def _morphemes(
 
 def _byte_morphemes(
     texts: Iterable[str], size: int, options: Options, *, lowercase: bool
-) -> Learned:
+) -> Trained:
     rust, names = _library_byte_bpe(map(mark_morphemes, texts), size, options, lowercase=lowercase)
     return pipeline.split_at_morphemes(rust), names
 
@@ -291,10 +296,10 @@ def _learned(rust: Rust, trainer: Any, texts: Iterable[str]) -> dict[str, Any]:
     return dict(json.loads(rust.model.__getstate__()))
 
 
-def _words(trainer: Any) -> dict[str, int]:
+def _words(trainer: Any) -> Counter[str]:
     state = json.loads(trainer.__getstate__())
     inner = state.get("WordPieceTrainer", state).get("bpe_trainer") or state["BpeTrainer"]
-    return dict(inner["words"])
+    return Counter(inner["words"])
 
 
 def _numbered(tokens: list[str]) -> Vocab:

@@ -278,19 +278,17 @@ def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
     """How often each word occurs; of more than the cache holds, some come more than once."""
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
     assert calls is not None  # who counts has a compiler
+    words = NativeWords(_no_ids, Algorithm(0), 1, calls)
+    counts = np.zeros(MAX_CACHED_WORDS, np.int64)
     left = iter(texts)
-    batch: Sequence[str] = ()
-    while True:
-        words = NativeWords(_no_ids, Algorithm(0), 1, calls)
-        counts = np.zeros(MAX_CACHED_WORDS, np.int64)
-        if not words.count(batch, counts):  # alone more than the cache holds
-            yield from Counter(chain.from_iterable(map(WORD.findall, batch))).items()
-        while batch := list(_some_texts(left)):
-            if not words.count(batch, counts):
-                break
-        yield from words.counted(counts)
-        if not batch:
-            return
+    while batch := list(_some_texts(left)):
+        if not words.count(batch, counts):
+            yield from words.counted(counts)
+            words.__post_init__()  # the cache is full: it starts anew
+            counts.fill(0)
+            if not words.count(batch, counts):  # alone more than the cache holds
+                yield from Counter(chain.from_iterable(map(WORD.findall, batch))).items()
+    yield from words.counted(counts)
 
 
 def _no_ids(texts: list[str]) -> list[list[int]]:

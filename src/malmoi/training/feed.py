@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from malmoi.errors import MalmoiError, require_that
+from malmoi.errors import MalmoiError, required
 from malmoi.messages import StatusLog
 from malmoi.model import Bounds
 from malmoi.tokenizer import Tokenizer
@@ -204,7 +204,6 @@ def _feed(
     pairs = zip(stores, others or alone, strict=True)
     parts = [_source(recipe, store, words, length, other) for store, other in pairs]
     source = parts[0] if len(parts) == 1 else Mixture(parts, d.weights, seed)
-    pad = words.specials.pad or 0
     if recipe.causal:
         causal = LMBatches(source)
         if recipe.samples != "both":
@@ -213,7 +212,7 @@ def _feed(
         masked = MaskedWindows(source, Masking.of(words, d), seed, cuts)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
-    batches = BertBatches(source, Masking.of(words, d), pad, seed, packed)
+    batches = BertBatches(source, Masking.of(words, d), words.specials.pad or 0, seed, packed)
     return PhaseFeed(batches, length, len(source))
 
 
@@ -235,8 +234,9 @@ def _captions(recipe: Recipe, store: Store, words: Tokenizer, *, valid: bool) ->
 
 
 def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -> PhaseFeed:
-    end = words.specials.eos
-    require_that(end is not None, "This tokenizer has no end-of-text token: a decoder needs one.")
+    end = required(
+        words.specials.eos, "This tokenizer has no end-of-text token: a decoder needs one."
+    )
     units = PairUnits(store, length, recipe.train.batch, recipe.train.seed)
     if units.left_out:
         logger.warning(
@@ -244,7 +244,7 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
             left_out=units.left_out,
             length=length - 1,
         )
-    batches = TranslationBatches(units, end or 0, words.specials.pad or 0)
+    batches = TranslationBatches(units, end, words.specials.pad or 0)
     return PhaseFeed(batches, length, len(units))
 
 

@@ -84,8 +84,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raises an error for a tracker that is unknown or not installed."""
     for name in names:
         require_known(name, TRACKERS, "There is no tracker {name!r}.{hint}")
-        there = find_spec(name) is not None
-        ensure(there, "--track {name} needs its library: pip install {name}.", name=name)
+        ensure(find_spec(name), "--track {name} needs its library: pip install {name}.", name=name)
 
 
 def open_trackers(names: Sequence[str], out: Path, settings: Settings) -> list[Tracker]:

@@ -329,14 +329,14 @@ class Loop(ABC):
         )
 
     def compile(self) -> None:
-        shapes = dict(dynamic=self.varied_shapes, whole=self.compiles_whole)
-        compile_for(self.execution, self.network, **shapes)
+        compile_for(
+            self.execution, self.network, dynamic=self.varied_shapes, whole=self.compiles_whole
+        )
 
     def announce(self, work: str) -> None:
         """Announces slow work before it starts: the first pass compiles."""
         if self.execution.compiled and not self._compiled:
-            seconds = 40 if self.compiles_whole else 20
-            self.log.line(COMPILING, seconds=seconds)
+            self.log.line(COMPILING, seconds=40 if self.compiles_whole else 20)
         self._compiled = self.execution.compiled
         self.log.line(work)
 

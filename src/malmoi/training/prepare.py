@@ -234,8 +234,9 @@ def _prepare_tokenizer(recipe: Recipe, out: Path, origin: RunSources) -> None:
 
 def _check_same(existing: Tokenizer, wanted: Tokenizer | None, recipe: Recipe, out: Path) -> None:
     if wanted is not None and wanted.fingerprint() != existing.fingerprint():
-        differs = ["with another tokenizer than --tokenizer or --start"]
-        raise pretraining_folder(out).refusal(differs)
+        raise pretraining_folder(out).refusal(
+            ["with another tokenizer than --tokenizer or --start"]
+        )
     fresh = not (out / "recipe.json").is_file() and wanted is None
     require_that(
         not fresh or existing.kind == recipe.tokenizer.kind,
@@ -258,8 +259,7 @@ def learn_tokenizer(recipe: Recipe, readers: list[DocumentReader]) -> Tokenizer:
 
     share = CHARACTERS_PER_TOKEN * c.vocab / max(1, sum(len(text) for text, _ in read()))
     texts = (text for text, _ in draw(read(), share))
-    special = SPECIAL.get(recipe.samples, "none")
-    return train_tokenizer(texts, **vars(c), special=special)
+    return train_tokenizer(texts, **vars(c), special=SPECIAL.get(recipe.samples, "none"))
 
 
 # ------------------------------------------------------------------ network

@@ -1,31 +1,43 @@
 """From text to a trained model: tokenizer → token store → network → `Trainer.fit` → folder."""
 
+import gc
 import math
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from malmoi.checkpoint import read_checkpoint
+import torch
+
+from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural, translate
+from malmoi.model import Network
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name, render
 from malmoi.system.files import folder_lock, write_text
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.storage import address, local_path, working_copy
+from malmoi.text.documents import read_documents
+from malmoi.text.sentences import sentence_splitter
 from malmoi.training.budget import estimate_run, verdict
+from malmoi.training.data.encode import build_stores
+from malmoi.training.feed import make_feeds
+from malmoi.training.loop import COMPILING
+from malmoi.training.losses import objective
 from malmoi.training.losses.distil import Distillation
 from malmoi.training.parallel import ProcessGroup, process_group
-from malmoi.training.prepare import DISTIL, RunSources, prepare_run
+from malmoi.training.prepare import DISTIL, RunSources, TrainingRun, prepare_run
 from malmoi.training.recipe import BUDGETS, Recipe, pretraining_folder, read_recipe
 from malmoi.training.recipes import RECIPES, SIZED, names_budget, resolve_recipe
-from malmoi.training.rehearsal import compiling_ahead
 from malmoi.training.signals import Stopped
 from malmoi.training.sizing import SizedRecipe, encoded_fraction, size_recipe
 from malmoi.training.trainer import Trainer
@@ -184,6 +196,60 @@ def announce_time(recipe: Recipe, origin: RunSources, group: ProcessGroup, *, be
         )
 
 
+# ------------------------------------------------------------------ compiling ahead
+
+REHEARSED_STEPS = 3  # batches of varied shapes are compiled for one shape first, then for all
+
+
+@contextmanager
+def compiling_ahead(sized: SizedRecipe | None, group: ProcessGroup) -> Iterator[bool]:
+    """Compiles, on a GPU of its own, beside what is done within the context; yields whether."""
+    if sized is None or group.device.type != "cuda" or group.world > 1:
+        yield False
+        return
+    logger.info(COMPILING, seconds=20)
+    thread = Thread(target=_rehearse, args=(sized, group, torch.get_num_threads()), daemon=True)
+    before = sys.getswitchinterval()
+    # a thread that loads files waits this long after each for one that computes
+    sys.setswitchinterval(before / 20)
+    try:
+        thread.start()
+        yield True
+        thread.join()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _rehearse(sized: SizedRecipe, group: ProcessGroup, threads: int) -> None:
+    """Takes steps on the sample; all networks of these shapes share what was compiled."""
+    torch.set_num_threads(threads)  # of this thread; other code would be compiled for others
+    with suppress(Exception), TemporaryDirectory() as folder:
+        trainer = Trainer(_sample_run(sized, Path(folder), group))
+        trainer.network.train()
+        c = trainer.config
+        for step in range(REHEARSED_STEPS):
+            passes = trainer.feeds[0]._step(step * c.batch, c.batch, trainer.micro, group.device)
+            trainer.learn_eagerly([one.tensors for one in passes])
+        trainer.log.close()
+        del trainer, passes
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _sample_run(sized: SizedRecipe, folder: Path, group: ProcessGroup) -> TrainingRun:
+    recipe, words = sized.recipe, sized.words
+    recipe = replace(recipe, train=replace(recipe.train, tensorboard=False, track=()))
+    text = folder / "sample.txt"
+    text.write_text("\n\n\n".join(sized.sample), "utf-8")
+    sentences = None if recipe.causal else sentence_splitter(recipe.data.sentences)
+    end = words.specials.eos if recipe.causal else None
+    reader = read_documents(text, documents="blanks")
+    stores = build_stores(reader, words, folder / "data", sentences=sentences, end=end)
+    feeds, _ = make_feeds(recipe, [stores], words, packed=True)
+    network = Network(recipe.model, dict.fromkeys(objective(recipe.objective).heads, 0))
+    return TrainingRun(recipe, Checkpoint(network, words), feeds, [], folder, group)
+
+
 # ------------------------------------------------------------------ the page of a run
 
 
@@ -206,10 +272,9 @@ def loss_chart(rows: Rows) -> str:
 def _speed_charts(rows: Rows) -> tuple[str, str]:
     """Charts of the learning rate and the speed."""
     x = translate("tokens")
-    rates = {"": _points(rows, "lr")}
     speeds = _smoothed([p for p in _points(rows, "tokens_per_second") if p[1]], "speed")
     return (
-        chart(rates, x, translate("learning rate"), (400, 180)),
+        chart({"": _points(rows, "lr")}, x, translate("learning rate"), (400, 180)),
         chart(speeds, x, translate("tokens per second"), (400, 180)),
     )
 

@@ -275,8 +275,9 @@ class Recipe(Config):
         """Returns the recipe itself if its parts fit together, otherwise raises."""
         self._check_phases()
         budgets = [n for n in BUDGETS if getattr(self.train, n)]
-        found = " and ".join(budgets)
-        _require(len(budgets) <= 1, "give one budget, not {budgets}.", budgets=found)
+        _require(
+            len(budgets) <= 1, "give one budget, not {budgets}.", budgets=" and ".join(budgets)
+        )
         _require(
             budgets,
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
@@ -353,19 +354,17 @@ class Recipe(Config):
     def _check_pairs(self) -> None:
         """Translations, or texts of two languages."""
         name = self.objective
-        if not self.data.pairs:
-            _require(
-                name != "translation",
-                "the objective translation learns from pairs: set data.pairs=true.",
-            )
-            return
         _require(
-            name in ("translation", "mlm"),
+            self.data.pairs or name != "translation",
+            "the objective translation learns from pairs: set data.pairs=true.",
+        )
+        _require(
+            not self.data.pairs or name in ("translation", "mlm"),
             "pairs are for the objectives translation and mlm, not {objective}.",
             objective=name,
         )
         _require(
-            name == "translation" or self.model.segments == 2,
+            not self.data.pairs or name == "translation" or self.model.segments == 2,
             "an MLM of pairs has an embedding for each language: set model.segments=2.",
         )
 

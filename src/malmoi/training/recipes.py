@@ -202,23 +202,31 @@ def gpt3_recipe(name: str, lr: float, batch_tokens: int) -> Recipe:
 def lstm_recipe(name: str) -> Recipe:
     """An LSTM language model of Zaremba et al. 2014's medium size; Adam instead of their SGD."""
     about = "LM by a recurrent network (Zaremba et al. 2014; Adam)"
-    settings: dict[str, Any] = dict(betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False)
-    train = TrainConfig(steps=100_000, lr=1e-3, **settings)
+    train = TrainConfig(
+        steps=100_000, lr=1e-3, betas=(0.9, 0.99), decay=0.0, schedule="cosine", compile=False
+    )
     return _recipe(name, about, train, tokenizer=_byte_bpe(10_000))
 
 
 def lstm_gpt1_recipe(name: str) -> Recipe:
     """Radford et al. 2018 §5: GPT-1's data and training, a single layer of 2,048 units."""
     base = gpt1_recipe(name)
-    about = "LM by one LSTM layer, the ablation of GPT-1 (Radford et al. 2018)"
-    return replace(base, about=about, train=replace(base.train, lr=1e-3, compile=False))
+    return replace(
+        base,
+        about="LM by one LSTM layer, the ablation of GPT-1 (Radford et al. 2018)",
+        train=replace(base.train, lr=1e-3, compile=False),
+    )
 
 
 def elmo_recipe(name: str) -> Recipe:
     """Peters et al. 2018 §3: a language model each way; subwords and Adam, not theirs."""
     base = lstm_recipe(name)
-    about = "two LSTM language models, one each way (Peters et al. 2018; subwords, Adam)"
-    return replace(base, about=about, objective="bilm", train=replace(base.train, batch=128))
+    return replace(
+        base,
+        about="two LSTM language models, one each way (Peters et al. 2018; subwords, Adam)",
+        objective="bilm",
+        train=replace(base.train, batch=128),
+    )
 
 
 def transformer_xl_recipe(name: str) -> Recipe:
@@ -286,16 +294,21 @@ MODERN_BERT: dict[str, Any] = dict(
     attention_dropout=0.0,
 )
 _MASKING: dict[str, Any] = dict(mask_rate=0.25, mask_token=1.0, mask_random=0.0)
-_MUON: dict[str, Any] = dict(optimizer="muon", betas=(0.9, 0.95), decay=0.0)
-_MUON |= dict(schedule="wsd", cooldown=0.5, floor=0.0, warmup=0.0, warmup_steps=20)
+_MUON: dict[str, Any] = dict(
+    **dict(optimizer="muon", betas=(0.9, 0.95), decay=0.0),
+    **dict(schedule="wsd", cooldown=0.5, floor=0.0, warmup=0.0, warmup_steps=20),
+)
 
 
 def fast_gpt(base: Recipe) -> Recipe:
     """Changes the mathematics: rotary, RMS and QK norms, ReLU², zero-init outputs, Muon, WSD."""
-    model = replace(base.model, **MODERN_GPT)
-    train = replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0)
-    name, about = f"{base.name}-fast", f"{fast_gpt.__doc__}"
-    return replace(base, name=name, about=about, model=model, train=train)
+    return replace(
+        base,
+        name=f"{base.name}-fast",
+        about=f"{fast_gpt.__doc__}",
+        model=replace(base.model, **MODERN_GPT),
+        train=replace(base.train, **_MUON, lr=base.train.lr * 5, clip=0.0),
+    )
 
 
 def fast_bert(base: Recipe) -> Recipe:
@@ -442,7 +455,9 @@ def _plugins(recipe: Recipe) -> tuple[str, ...]:
     from malmoi.model import PATTERNS  # loads torch, which the list of recipes does not need
 
     patterns = set(re.findall(r"[A-Za-z_]\w*", " ".join(recipe.model.attention)))
-    found = [OBJECTIVE_SAMPLES.origins.get(recipe.objective)]
-    found += [SCHEDULES.origins.get(recipe.train.schedule)]
-    found += [PATTERNS.origins.get(name) for name in sorted(patterns)]
+    found = [
+        OBJECTIVE_SAMPLES.origins.get(recipe.objective),
+        SCHEDULES.origins.get(recipe.train.schedule),
+        *(PATTERNS.origins.get(name) for name in sorted(patterns)),
+    ]
     return tuple(dict.fromkeys(name for name in found if name is not None))

@@ -297,9 +297,13 @@ def choose_size(
     assert best is not None  # there are shapes
     limit = given.get("max_epochs", USABLE_EPOCHS[kind]) or math.inf
     share = min(1.0, limit / best.epochs)
-    epochs = min(limit, best.epochs)
-    tokens = int(best.tokens * share)
-    return replace(best, reason=reason, epochs=epochs, tokens=tokens, minutes=best.minutes * share)
+    return replace(
+        best,
+        reason=reason,
+        epochs=min(limit, best.epochs),
+        tokens=int(best.tokens * share),
+        minutes=best.minutes * share,
+    )
 
 
 def _one_size(
@@ -317,8 +321,8 @@ def _one_size(
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
     sizes = dict(width=width, depth=depth, heads=given.get("heads", heads_for(width)), hidden=0)
-    name = "bert-small" if kind == "bert" else "gpt2-small"
-    model = preset(name, **base | sizes | dict(vocab=vocab, context=context))
+    sizes |= dict(vocab=vocab, context=context)
+    model = preset("bert-small" if kind == "bert" else "gpt2-small", **base | sizes)
     flops = seconds * speed.reached(width)
     cost = flops_per_token(model, weights, context)
     if speed.device == "cpu" and not speed.half:
@@ -442,13 +446,12 @@ def _vocabulary(
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
     vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
+    sized = requested.override({"tokenizer.vocab": vocab})
     if text.is_sampled_whole and "data.fraction" not in given:
-        sized = requested.override({"tokenizer.vocab": vocab})
         origin.learnt = learn_tokenizer(sized, origin.readers(requested.data))
         return origin.learnt, vocab
     special = SPECIAL.get(requested.samples, "none")
-    settings = vars(requested.tokenizer) | {"vocab": vocab, "special": special}
-    return train_tokenizer(text.sample, **settings), vocab
+    return train_tokenizer(text.sample, **vars(sized.tokenizer), special=special), vocab
 
 
 def _fixed_sizes(requested: Recipe, given: frozenset[str]) -> dict[str, float]:

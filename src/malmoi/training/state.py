@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from malmoi.checkpoint.weights import write_tensors
-from malmoi.errors import MalmoiError, ensure, explained
+from malmoi.errors import MalmoiError, ensure, explained, required
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.settings import field_types
@@ -279,8 +279,7 @@ class SavedFile:
     """A file of a state: parts of tensors, and where each begins."""
 
     def __init__(self, file: Any) -> None:
-        self.get_slice = file.get_slice
-        self.get_tensor = file.get_tensor
+        self.tensors = file
         self.rows: dict[str, int] = json.loads(file.metadata()["rows"])
         self.columns: dict[str, int] = json.loads(file.metadata().get("columns", "{}"))
 
@@ -288,11 +287,11 @@ class SavedFile:
 def _gather(name: str, start: tuple[int, int], like: Tensor, files: list[SavedFile]) -> Tensor:
     """Reads a part of a tensor, of the shape of `like`, from whichever files hold it."""
     if not like.dim():
-        return torch.as_tensor(files[0].get_tensor(name))
+        return torch.as_tensor(files[0].tensors.get_tensor(name))
     made = torch.empty_like(like, device="cpu")
     for file in files:
         if name in file.rows:
-            part = file.get_slice(name)
+            part = file.tensors.get_slice(name)
             begins = (file.rows[name], file.columns.get(name, 0))
             sides = list(zip(begins, part.get_shape(), start, made.shape, strict=False))
             shared = [(max(b, s), min(b + n, s + m)) for b, n, s, m in sides]
@@ -373,16 +372,20 @@ def _read(folder: Path, *, verify: bool = False) -> "_Saved":
         values = read_object(path)
         contents = {name: value for name, value in values.items() if name != "checksum"}
         # states of earlier versions have none
-        if values.get("checksum") not in (None, _json_checksum(contents)):
-            raise MalmoiError("{path} does not match its checksum.", path=path)
-        written = values.whole("format", high=MAX_SIZE)
-        saved = _Saved(values) if written == STATE_FORMAT else None
-    if saved is None:
-        raise MalmoiError(
-            "{folder} was written by another version (format {written}).",
-            folder=folder,
-            written=written,
+        ensure(
+            values.get("checksum") in (None, _json_checksum(contents)),
+            "{path} does not match its checksum.",
+            path=path,
         )
+        written = values.whole("format", high=MAX_SIZE)
+        found = _Saved(values) if written == STATE_FORMAT else None
+    saved = required(
+        found,
+        "{folder} was written by another version (format {written}).",
+        raises=MalmoiError,
+        folder=folder,
+        written=written,
+    )
     if verify:
         _verify(folder, saved)
     return saved

@@ -73,8 +73,9 @@ class Trainer(Loop):
         super().__init__(
             loss_module, recipe.train, execution, run.out, run.group, capturable=self.replays
         )
-        hard = loss_module.objective
-        self._guessing = 0.0 if distillation else guessing_loss(hard, run.frequency_loss)
+        self._guessing = (
+            0.0 if distillation else guessing_loss(loss_module.objective, run.frequency_loss)
+        )
         self._weights = count_parameters(network)
         self.state.samples_seen = [0] * len(run.feeds)
         self.micro = self._first_micro()
@@ -155,8 +156,9 @@ class Trainer(Loop):
     def event(self, loss: float, phase: int) -> Progress:
         s = self.state
         speed = self.speed
-        length = self.feeds[phase].length
-        flops = flops_per_token(self.network.config, self._weights, length) * speed
+        flops = (
+            flops_per_token(self.network.config, self._weights, self.feeds[phase].length) * speed
+        )
         peak = known_flops(self.execution)[0] * self.group.world
         metrics = dict(loss=loss, tokens_per_second=speed)
         if flops <= peak:  # on a busy machine the speed may have been measured too low
@@ -369,8 +371,9 @@ class Trainer(Loop):
                 checkpoint = self.run.gathered()
         elif self.group.first:
             kind = "weights" if self.average is None else "average"
-            network = with_weights(self.network, parts, kind)
-            checkpoint = replace(self.run.checkpoint, network=network)
+            checkpoint = replace(
+                self.run.checkpoint, network=with_weights(self.network, parts, kind)
+            )
         if self.group.first:
             return partial(write_checkpoint, checkpoint, self.out)
         return super().model_writer(parts)

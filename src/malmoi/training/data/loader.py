@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.errors import MalmoiError
+from malmoi.errors import MalmoiError, required
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import pad_to_width
 from malmoi.training.data.permute import Draws, permutation_key
@@ -37,15 +37,18 @@ class Masking:
     @classmethod
     def of(cls, tokenizer: Tokenizer, data: DataConfig) -> "Masking":
         """Masking for this vocabulary; a WordPiece token starts a word unless it begins with ##."""
-        if tokenizer.specials.mask is None:
-            raise MalmoiError("This tokenizer has no [MASK] to train with: use a WordPiece one.")
+        mask_id = required(
+            tokenizer.specials.mask,
+            "This tokenizer has no [MASK] to train with: use a WordPiece one.",
+            raises=MalmoiError,
+        )
         special = np.zeros(tokenizer.vocab_size, bool)
         special[[value for value in vars(tokenizer.specials).values() if value is not None]] = True
         starts = None
         if data.whole_word:
             words = [tokenizer.token(id) for id in range(tokenizer.vocab_size)]
             starts = np.array([not word.startswith("##") for word in words])
-        return cls(tokenizer.specials.mask, special, data, starts)
+        return cls(mask_id, special, data, starts)
 
     @cached_property
     def ordinary(self) -> MaskInts:
@@ -82,8 +85,7 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
 
 def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
     """Chooses the `count` maskable tokens of each row with the smallest random numbers."""
-    scores = np.where(maskable, rng.random(maskable.shape), 2.0)
-    order = np.argsort(scores, axis=1)
+    order = np.argsort(np.where(maskable, rng.random(maskable.shape), 2.0), axis=1)
     chosen = np.zeros_like(maskable)
     np.put_along_axis(chosen, order, np.arange(maskable.shape[1]) < count[:, None], axis=1)
     return chosen
@@ -244,11 +246,8 @@ def _tail(flat: NDArray[Any], size: int, fill: int) -> NDArray[Any]:
 def _slots(labels: NDArray[Any], limit: int) -> ArrayBatch:
     """Positions and labels of predictions, padded to `limit` (slot 0, label -100)."""
     found = np.flatnonzero(labels != IGNORE_LABEL)
-    slots = np.zeros(limit, np.int64)
-    wanted = np.full(limit, IGNORE_LABEL, np.int64)
-    slots[: len(found)] = found
-    wanted[: len(found)] = labels[found]
-    return {"mlm_slots": slots, "mlm_labels": wanted}
+    wanted = _tail(labels[found], limit, IGNORE_LABEL)
+    return {"mlm_slots": _tail(found, limit, 0)[0], "mlm_labels": wanted[0]}
 
 
 def padded(rows: list[list[int]], fill: int) -> NDArray[np.int64]:
