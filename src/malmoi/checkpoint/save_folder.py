@@ -138,6 +138,8 @@ def _config_json(checkpoint: Checkpoint, table: Table | None) -> dict[str, Any]:
             "id2label": {str(i): name for i, name in enumerate(checkpoint.labels)},
             "label2id": {name: i for i, name in enumerate(checkpoint.labels)},
         }
+    elif any(network.classes.values()):  # else transformers expects two
+        values["num_labels"] = max(network.classes.values())
     extra = dict(checkpoint.extra)
     if problem_type := extra.pop("problem_type", None):
         values["problem_type"] = problem_type

@@ -20,6 +20,7 @@ GRID_EPOCHS = (2, 3, 4)
 ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
 # full fine-tuning of a GPT: Radford et al. 2018 §4.1
 GPT_DEFAULTS = {"lr": 6.25e-5, "warmup": 0.002, "lm": 0.5}
+FINER_OUTPUT = 1.5  # factor of the rate for numbers, tags and answers
 # a small model on frozen features
 FEATURE_DEFAULTS = {"lr": 2e-3, "batch": 16, "epochs": 10.0, "precision": "fp32"}
 BUDGET_FIELDS = ("minutes", "steps", "epochs")  # the first that is set counts
@@ -95,7 +96,7 @@ class FinetuneConfig(Config):
         "Pairs on a sentence encoder: epochs in which the network first learns to say the "
         "encoder's own cosine, reading both texts at once; 0: none.",
         ge=0,
-        shown="6 for pairs on a GPU, else 0",
+        shown="2 or 6 for up to 20,000 pairs on a GPU, else 0",
     )
     prompt: bool | None = setting(
         None,

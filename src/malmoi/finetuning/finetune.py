@@ -18,7 +18,7 @@ from malmoi.evaluation.task import Task
 from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning import unlabelled
 from malmoi.finetuning.candidates import RECORD
-from malmoi.finetuning.config import BUDGET_FIELDS, FinetuneConfig, finetune_config
+from malmoi.finetuning.config import BUDGET_FIELDS, FINER_OUTPUT, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
 from malmoi.finetuning.own_cosines import can_say_cosines
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
@@ -215,14 +215,13 @@ WRITING_BY_ROWS: RowTable = ((200, 15, 8), (1_000, 6, 16), (math.inf, 3, 32))
 RATE = 4e-5  # at a width of 768
 RATE_WIDTH = 768
 MAX_RATE = 1e-3
-FINER_OUTPUT = 1.5  # factor of the rate for numbers, tags and answers
 LAYER_DECAY = 0.9
 AVERAGED = 0.33  # share of the run
 NEW_TOP_ROWS = range(1_001, 5_001)
 NEW_TOP_DEPTH = 6
 HALVED_ROWS = range(4_001, 8_001)
-# before fine-tuning on pairs: a processor has no time for it
-COSINE_EPOCHS = {"cpu": 0.0, "cuda": 6.0}
+# rows up to → epochs of own cosines on a GPU: a processor has no time for them (docs/lab.md)
+COSINES_BY_ROWS = ((5_000, 6.0), (20_000, 2.0), (math.inf, 0.0))
 MINUTES = {"cpu": 4.0, "cuda": 10.0}  # of a run without a budget
 ROWS_PER_MINUTE = 150  # of few rows: a hundred should take less than a minute in all
 MIN_MINUTES = 0.5
@@ -256,13 +255,17 @@ def frozen_if_few(
     """A GPU begins with the frozen model, too, where rows are too few to hold some out."""
     chosen = {*BUDGET_FIELDS, "max_minutes", "frozen_first"}.isdisjoint(given)
     able = chosen and _can_start_frozen(settings, head_kind(work.task))
-    few = able and len(work.train) <= MAX_FEW_ROWS
-    return replace(settings, frozen_first=settings.frozen_first or few)
+    return replace(
+        settings, frozen_first=settings.frozen_first or (able and len(work.train) <= MAX_FEW_ROWS)
+    )
 
 
 def _can_start_frozen(settings: FinetuneConfig, kind: HeadKind) -> bool:
-    one = not (settings.from_scratch or settings.grid or settings.seeds > 1)
-    return one and kind.head == "classify" and settings.trains_all
+    return (
+        kind.head == "classify"
+        and settings.trains_all
+        and not (settings.from_scratch or settings.grid or settings.seeds > 1)
+    )
 
 
 def default_settings(rows: int, kind: HeadKind, config: ModelConfig) -> dict[str, Any]:
@@ -317,8 +320,9 @@ def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str,
         chosen["max_minutes"] = min(settings.max_minutes, fitting)
     if settings.from_scratch:
         chosen["layer_decay"] = 1.0
-    if can_say_cosines(work, settings) and not (settings.minutes and not settings.best):
-        chosen["own_cosines"] = per_device(COSINE_EPOCHS, work.device.type)
+    clocked = work.device.type != "cuda" or (settings.minutes and not settings.best)
+    if can_say_cosines(work, settings) and not clocked:
+        chosen["own_cosines"] = next(e for most, e in COSINES_BY_ROWS if rows <= most)
     if settings.from_scratch or kind.head in network.heads:  # no top layer to replace, or …
         chosen.pop("layers_transferred", None)  # … one that was fine-tuned for such a task
     return {n: chosen[n] for n in ("layer_decay", "average")} if settings.grid else chosen

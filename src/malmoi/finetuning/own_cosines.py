@@ -17,7 +17,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import require_that
 from malmoi.evaluation.kinds import REGRESSION, custom_task, head_kind
 from malmoi.evaluation.task import Example
-from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.config import FINER_OUTPUT, FinetuneConfig
 from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.inference import Model
@@ -25,17 +25,18 @@ from malmoi.messages import StatusLog
 
 logger = StatusLog(__name__)
 
-BATCH = 64
 CHUNK = 256  # texts whose cosines with all others are held at a time
 Trial = Callable[[FinetuneData, FinetuneConfig, Path, float], FinishedRun]
 
 
 def can_say_cosines(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether the rows are pairs, and the model has a vector for each of their texts."""
-    paired = all(row.pair is not None and not row.choices for row in work.train)
-    whole = settings.trains_all and not settings.from_scratch
-    read = head_kind(work.task).head == "classify" and work.start.sentence is not None
-    return paired and whole and read
+    return (
+        head_kind(work.task).head == "classify"
+        and work.start.sentence is not None
+        and (settings.trains_all and not settings.from_scratch)
+        and all(row.pair is not None and not row.choices for row in work.train)
+    )
 
 
 def after_own_cosines(
@@ -66,8 +67,9 @@ def after_own_cosines(
         own_cosines=0.0,
         epochs=settings.own_cosines,
         steps=0,
-        batch=BATCH,
+        lr=settings.lr * (FINER_OUTPUT if head_kind(work.task).calibrated else 1),
         layers_transferred=None,
+        class_weights=False,
     )
     learnt = run_trial(lesson, plain, out / "train_state" / "own-cosines", math.inf)
     return replace(work, start=replace(learnt.checkpoint, labels=()))
@@ -84,8 +86,7 @@ def taught_pairs(start: Checkpoint, rows: Sequence[Example], seed: int) -> Itera
     for first in range(0, len(own), CHUNK):
         some = own[first : first + CHUNK]
         cosines = vectors[some[:, 0]] @ vectors.T
-        others = cosines.copy()
-        np.put_along_axis(others, some, -np.inf, 1)
-        for (text, pair), row, near in zip(some, cosines, others.argmax(1), strict=True):
-            for other in (pair, near, chance.randrange(len(texts))):
+        for (text, pair), row in zip(some, cosines, strict=True):
+            others = np.where(np.isin(np.arange(len(texts)), (text, pair)), -np.inf, row)
+            for other in (pair, others.argmax(), chance.randrange(len(texts))):
                 yield Example(texts[text], pair=texts[other], label=float(row[other]))

@@ -436,8 +436,9 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
 
 def _has_lines(path: Path) -> bool:
     """Whether a file is plain text, not a table."""
-    named = uncompressed_name(path).suffix == ".txt"
-    return named and "\t" not in next(text_lines(path), (0, ""))[1]
+    return (
+        uncompressed_name(path).suffix == ".txt" and "\t" not in next(text_lines(path), (0, ""))[1]
+    )
 
 
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:
