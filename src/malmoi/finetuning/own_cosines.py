@@ -25,7 +25,7 @@ from malmoi.messages import StatusLog
 
 logger = StatusLog(__name__)
 
-CHUNK = 256  # texts whose cosines with all others are held at a time
+CHUNK = 256  # rows whose cosines with all others are held at a time
 Trial = Callable[[FinetuneData, FinetuneConfig, Path, float], FinishedRun]
 
 
@@ -48,6 +48,7 @@ def after_own_cosines(
         "own_cosines needs pairs of texts to classify or to score, and a sentence encoder to "
         "fine-tune whole.",
     )
+    work.start.network.to(work.device).eval()
     pairs = tuple(taught_pairs(work.start, work.train, settings.seed))
     logger.info(
         "First the network learns the encoder's own cosines from {pairs:,} pairs of these texts.",
@@ -83,8 +84,7 @@ def taught_pairs(start: Checkpoint, rows: Sequence[Example], seed: int) -> Itera
     at = {text: i for i, text in enumerate(texts)}
     own = np.array([[at[row.text], at[row.pair or ""]] for row in rows])
     chance = random.Random(seed)
-    for first in range(0, len(own), CHUNK):
-        some = own[first : first + CHUNK]
+    for some in np.array_split(own, -(-len(own) // CHUNK)):
         cosines = vectors[some[:, 0]] @ vectors.T
         for (text, pair), row in zip(some, cosines, strict=True):
             others = np.where(np.isin(np.arange(len(texts)), (text, pair)), -np.inf, row)
