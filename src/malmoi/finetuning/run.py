@@ -379,8 +379,7 @@ def run_trial(
     trainer = trial.trainer(_items(work, trial.reading))
     trainer.score = trainer.score if settings.patience else None  # it has no curve
     trainer.limit = max(seconds, MIN_TRIAL_SECONDS)
-    with trial.left_usable():
-        trainer.fit()
+    trainer.fit()
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
     step = trainer.state.step

@@ -233,7 +233,7 @@ def unknown_note(tokenizer: Tokenizer, texts: Iterable[str]) -> str | None:
     words = " ".join(islice(texts, SAMPLE_TEXTS)).split()
     words = [word for word in words if len(word) >= LONG_WORD]
     rows = tokenizer.ids([f" {word}" for word in words])
-    every = len(words) or 1
+    every = max(1, len(words))
     unknown = sum(tokenizer.specials.unk in row for row in rows) / every
     cut = sum(len(row) >= len(word) for row, word in zip(rows, words, strict=True)) / every
     if unknown <= MAX_UNKNOWN_SHARE and (cut <= MAX_CUT_SHARE or tokenizer.kind == "char"):
