@@ -133,7 +133,9 @@ def test_the_command_names_its_folder_by_the_rows(
     monkeypatch.chdir(tmp_path)
     named = ["finetune", "--labels", "good,bad", "-m", str(encoder), "--device", "cpu"]
     run_command([*named, "--unlabelled", more])
-    assert "Evaluated on only 0 rows" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "nothing is evaluated." in said
+    assert "0 rows" not in said
     assert malmoi.load("runs/more").predict("warm").label in ("good", "bad")
     rows = "".join(f"{row['text']},{row['label']}\n" for row in ROWS)
     Path("rows.csv").write_text(f"text,label\n{rows}")
@@ -142,6 +144,14 @@ def test_the_command_names_its_folder_by_the_rows(
     for wrong, said in ((named, "--unlabelled FILE"), ([*named, "rows.csv"], "Give rows (malmoi")):
         assert run_command(wrong) == 2
         assert said in capsys.readouterr().err
+
+
+def test_teacher_and_student_share_the_minutes(bert: Path, more: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(unlabelled=more, minutes=0.05, device="cpu", contrastive=False)
+    malmoi.finetune(bert, "classification", ROWS, tmp_path / "out", ROWS, **options)
+    for folder in ("out", "out/teachers"):
+        record = json.loads((tmp_path / folder / "finetune.json").read_text("utf-8"))
+        assert record["minutes"] == 0.025
 
 
 def test_a_teacher_and_its_student(bert: Path, more: str, tmp_path: Path) -> None:

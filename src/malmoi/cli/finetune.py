@@ -161,8 +161,11 @@ def _verdict(out: Path, metrics: Mapping[str, float]) -> None:
     """Says if the model is no better than a baseline, or was judged on very few rows."""
     rows = (out / "predictions.jsonl").read_text("utf-8").split("\n")[:-1]
     if len(rows) < FEW_ROWS:
-        few = "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev."
-        cli.note(few, shown=plural(len(rows), "row"))
+        if rows:
+            cli.note(
+                "Evaluated on only {shown}: chance decides. Give more rows, or others with --dev.",
+                shown=plural(len(rows), "row"),
+            )
         return
     report = loads((out / "report.json").read_text("utf-8"))
     if doubt := _doubt([loads(row)["label"] for row in rows], report, metrics):

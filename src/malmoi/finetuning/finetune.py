@@ -89,7 +89,7 @@ def run_finetuning(
             # usable, should the student be stopped
             write_checkpoint(teacher.model.checkpoint, folder)
             work = unlabelled.taught(work, settings, unlabelled.teachers_folders(lesson, folder))
-            settings = replace(settings, frozen_first=False)
+            settings = replace(settings, frozen_first=False, minutes=lesson.minutes)
         return learn(work, settings, folder)
 
 

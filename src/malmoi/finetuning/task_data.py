@@ -93,7 +93,9 @@ class Protocol(Config):
         parts = (
             msg("Training on {rows}", rows=rows),
             self.selected_on > 0 and msg("{rows} for selection: {names}", rows=held, names=names),
-            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows)),
+            msg("evaluation on {rows} ({which}).", rows=judged, which=msg(self.judged_rows))
+            if self.judged_on
+            else msg("nothing is evaluated."),
         )
         return joined("; ", [part for part in parts if part])
 
@@ -289,7 +291,10 @@ class FinetuneData:
         if not head_kind(self.task).windows:
             return self
         rows = sum(not item.continues for item in self.items(self.view(checkpoint)))
-        return replace(self, protocol=replace(self.protocol, trained_on=rows))
+        # rows that a teacher labelled are counted apart
+        return replace(
+            self, protocol=replace(self.protocol, trained_on=rows - self.protocol.unlabelled)
+        )
 
 
 def load_data(
@@ -529,7 +534,7 @@ def _describe_words(work: FinetuneData, words: float) -> None:
 
 def _describe_labels(work: FinetuneData) -> None:
     before = work.start.labels
-    if head_kind(work.task).head in work.start.network.heads and before != work.labels:
+    if before not in ((), work.labels) and head_kind(work.task).head in work.start.network.heads:
         logger.info(
             "The output layer for {before} is replaced by a new one for {labels}.",
             before=", ".join(before)[:80],

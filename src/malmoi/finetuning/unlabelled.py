@@ -226,7 +226,12 @@ FOLDER = "teachers"
 def teachers_settings(work: FinetuneData, settings: FinetuneConfig) -> FinetuneConfig:
     """The labelled rows' settings: one teacher on a processor, which starts from a frozen one."""
     count = settings.seeds if settings.seeds > 1 else per_device(TEACHERS, work.device.type)
-    return replace(settings, seeds=count, frozen_first=settings.frozen_first and count == 1)
+    return replace(
+        settings,
+        seeds=count,
+        minutes=settings.minutes / (count + 1),  # the student has as much
+        frozen_first=settings.frozen_first and count == 1,
+    )
 
 
 def teachers_folders(settings: FinetuneConfig, out: Path) -> list[Path]:

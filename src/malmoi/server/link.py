@@ -56,4 +56,5 @@ class Link:
 
     def _write(self, messages: list[tuple[Any, ...]]) -> None:
         data = pickle.dumps(messages, pickle.HIGHEST_PROTOCOL)
-        self.writer.write(len(data).to_bytes(SIZE_BYTES, "little") + data)
+        with suppress(RuntimeError):  # the other end is gone
+            self.writer.write(len(data).to_bytes(SIZE_BYTES, "little") + data)
