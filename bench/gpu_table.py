@@ -2,21 +2,20 @@
 
     malmoi bench --gpu [--out DIR] [--seconds 900]
         [--rows decode xl-decode streams bert gpt2 medium xl]
-        [--without graphs,kernel,prefix] [--limit tiny]
+        [--without graphs,kernel,prefix] [--alone] [--record] [--limit tiny]
 
 GPT-2 124M at 1,024 tokens without dropout, 355M and 1.5B, BERT-base at 128 and 512 (real tokens of
 packed text), greedy decoding of one and 64 requests, and of one by 1.5B, 64 and 256 streams
 through the engine and the server. A training row is the trainer's
 own run; its bare step, the same passes again and again, is beside it. transformers is compiled, in
 bf16 with a fused AdamW, on full rows. Text and weights are made up. What does not fit into the
-seconds is not measured. `--limit tiny` is a dry run on a CPU.
+seconds is not measured. `--alone` leaves the peers out. `--limit tiny` is a dry run on a CPU.
 """
 
 import argparse
 import gc
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +57,7 @@ from malmoi.training.trainer import Trainer
 SWITCHES = ("graphs", "kernel", "prefix")
 GPT2_BATCH = {"train.batch": 128, "train.micro": 64}
 STILL = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
+ROUNDS = 3  # of streams: their middle counts, and half of their range is the spread
 TINY = {"model.width": 32, "model.depth": 1, "model.heads": 2}
 WORDS = [
     a + b + c for a in "bdfgklmnprst" for b in ("a", "en", "il", "or", "u") for c in ("", "sa")
@@ -71,6 +71,7 @@ class Table:
         self.tiny = bool(given.limit)
         self.folder = folder
         self.without: list[str] = given.without
+        self.alone: bool = given.alone
         self.device = torch.device("cpu" if self.tiny else "cuda")
         dtype = torch.float32 if self.tiny else torch.bfloat16
         self.execution = Execution(self.device, dtype, compiled=not self.tiny)
@@ -91,7 +92,15 @@ class Table:
         }
 
     def later(self, row: Row, peer: Callable[[], float]) -> None:
-        self.peers.append((row, peer))
+        if not self.alone:
+            self.peers.append((row, peer))
+
+    def peer_rate(self, work: Callable[[int], int], rounds: int) -> float | None:
+        """The same of a peer, warmed up."""
+        if self.alone:
+            return None
+        self.rate(work, 1)
+        return self.rate(work, rounds)
 
     def free_memory(self) -> None:
         """Lets the next trainer see what the last one took."""
@@ -167,11 +176,12 @@ def train(table: Table, name: str, length: int, changes: dict[str, Any]) -> Row:
     trainer.fit()
     lines = (out / "metrics.jsonl").read_text("utf-8").splitlines()
     speeds = [row["tokens_per_second"] for row in map(json.loads, lines) if "lr" in row]
-    ours = statistics.median(speeds[len(speeds) // 3 :])
+    ours, spread = middle(speeds[len(speeds) // 3 :])
     weights = count_parameters(trainer.network)
     used = flops_per_token(trainer.network.config, weights, length) * ours / table.flops
     bound = f"MFU {used:.0%}; step alone {bare:,.0f}; first step after {first:.0f} s"
-    return Row(f"{name}, {length} tokens, training", "tok/s", ours, "not measured", bound=bound)
+    what = f"{name}, {length} tokens, training"
+    return Row(what, "tok/s", ours, "not measured", bound=bound, spread=spread)
 
 
 def gpt2_row(table: Table) -> Row:
@@ -255,14 +265,13 @@ def decode_rows(table: Table) -> Iterator[Row]:
             return sum(map(len, generated(peer, drawn(batch, 32, i), count)))
 
         rate, spread = engine_rate(table, ours, batch, count)
-        table.rate(theirs, 1)
         used = size * rate / batch / table.bandwidth
         yield Row(
             f"decoding, GPT-2 124M, {batch} at once",
             "tok/s",
             rate,
             "transformers, dynamic cache",
-            table.rate(theirs, 1 if batch > 1 else 2),
+            table.peer_rate(theirs, 1 if batch > 1 else 2),
             f"MBU {used:.0%}",
             {off: engine_rate(table, ours, batch, count, off)[0] for off in table.without},
             spread,
@@ -313,18 +322,24 @@ def stream_rows(table: Table) -> Iterator[Row]:
     ours, peer = open_both(table)
     folder = table.folder / "gpt"
     for streams in (4, 8) if table.tiny else (64, 256):
-        seconds, tokens = (1.0, 8) if table.tiny else (8.0, 96)
+        seconds, tokens = (1.0, 8) if table.tiny else (4.0, 96)
         load = serve.Load(streams, seconds, tokens, as_engine=True)
-        peers = serve.through_transformers(peer, load)["tokens_per_second"]
-        engine = serve.through_engine(ours, load)
-        for what, row in (("engine", engine), ("server", serve.over_http("malmoi", folder, load))):
-            bound = f"first token p95 {row['first_token_ms_p95'] or 0:.0f} ms"
-            if what == "server":
-                share = row["tokens_per_second"] / engine["tokens_per_second"]
-                bound += f"; {share:.0%} of the engine"
-            rate = row["tokens_per_second"]
+        peers = None
+        if not table.alone:
+            peers = serve.through_transformers(peer, load)["tokens_per_second"]
+        engine = [serve.through_engine(ours, load) for _ in range(ROUNDS)]
+        server = [serve.over_http("malmoi", folder, load) for _ in range(ROUNDS)]
+        # out of step, as clients' answers end
+        speed = "out_of_step_tokens_per_second"
+        alone, _ = middle([row[speed] for row in engine])
+        for what, rows in (("engine, out of step", engine), ("server", server)):
+            rate, spread = middle([row.get(speed, row["tokens_per_second"]) for row in rows])
+            first, _ = middle([row["first_token_ms_p95"] or 0.0 for row in rows])
+            bound = f"first token p95 {first:.0f} ms"
+            bound += f"; {rate / alone:.0%} of the engine" if what == "server" else ""
             label = "transformers, generate_batch"
-            yield Row(f"{what}, {streams} streams", "tok/s", rate, label, peers or None, bound)
+            what = f"{what}, {streams} streams"
+            yield Row(what, "tok/s", rate, label, peers, bound, spread=spread)
 
 
 ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
@@ -344,6 +359,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="no row begins later")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--without", type=switches(SWITCHES), default=[], help=", ".join(SWITCHES))
+    parser.add_argument("--alone", action="store_true", help="without peers")
     parser.add_argument("--record", action="store_true", help="keep these figures as the record")
     parser.add_argument("--limit", choices=("tiny",), help="a dry run on a CPU")
     given = parser.parse_args()

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -87,6 +88,12 @@ class Network(nn.Module):
         """The head over the vocabulary, with which layers are read as tokens."""
         require_that(self.language_head, "This model has no head over the vocabulary.")
         return self.language_head
+
+    @property
+    def trunks(self) -> list[Transformer]:
+        """The model's, and that of ELECTRA's generator."""
+        others = (head.trunk for head in self.heads.values() if isinstance(head, Generator))
+        return [self.trunk, *others]
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -276,7 +283,7 @@ def initialise(network: Network, seed: int | None = None, *, skip: Collection[st
 def _scale_residual_writers(network: Network) -> None:
     c = network.config
     scale = {"same": 1.0, "scaled": (2 * c.depth) ** -0.5, "zero": 0.0}[c.residual_init]
-    for block in network.trunk.blocks if not c.is_lstm else ():
+    for block in chain(*(trunk.blocks for trunk in network.trunks)) if not c.is_lstm else ():
         for writer in (block.attend.out, block.mlp.down):  # type: ignore[union-attr]
             writer.weight.mul_(scale)  # type: ignore[operator, union-attr]
 

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from statistics import median
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from malmoi.config import ModelConfig
@@ -197,17 +199,21 @@ def compile_for(
         return
     # kept between runs, unlike the compiler's own folder in /tmp
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_or_temporary("compiled")))
-    trunk = network.trunk
     cuda = execution.device.type == "cuda"
     # at once for all lengths of packed rows, not for the first of them alone
     shapes = (cuda or None) if dynamic else False
-    # uncompiled, norms that read bf16 and weigh in fp32 are slower
-    trunk.stream = execution.dtype if execution.half and cuda else None
-    if whole:
-        trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
-        return
-    for block in network.blocks:
+    for trunk in network.trunks:
+        # uncompiled, norms that read bf16 and weigh in fp32 are slower
+        trunk.stream = execution.dtype if execution.half and cuda else None
+        if whole:
+            trunk.compiled_blocks = torch.compile(trunk.run_blocks, dynamic=shapes)
+    for block in _separate_blocks(network) if not whole else ():
         block.compile(dynamic=shapes)
+
+
+def _separate_blocks(network: Network) -> set[nn.Module]:
+    """Every block, an encoder's and a generator's too."""
+    return {*network.blocks, *chain(*(trunk.blocks for trunk in network.trunks))}
 
 
 def uncompiled() -> AbstractContextManager[object]:
@@ -218,8 +224,9 @@ def uncompiled() -> AbstractContextManager[object]:
 
 def release_compiled(network: Network) -> None:
     """Drops compiled training code: decoding has other shapes and would recompile."""
-    network.trunk.compiled_blocks = network.trunk.stream = None
-    for block in network.blocks:
+    for trunk in network.trunks:
+        trunk.compiled_blocks = trunk.stream = None
+    for block in _separate_blocks(network):
         block._compiled_call_impl = None
 
 

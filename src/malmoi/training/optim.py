@@ -13,6 +13,9 @@ from malmoi.system.optimizers import lean
 from malmoi.training.parallel import local_part
 from malmoi.training.recipe import TrainConfig
 
+# what Muon updates: matrices of blocks, an encoder's and a generator's too
+MATRICES = ("trunk.blocks.", "trunk.encoder.blocks.", "heads.generator.trunk.blocks.")
+
 
 def make_optimizers(
     network: Network, c: TrainConfig, *, capturable: bool = False
@@ -23,7 +26,7 @@ def make_optimizers(
     has its rate on the GPU, so that a captured step can be replayed with another; so has Muon.
     """
     named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-    blocks = ("trunk.blocks.", "trunk.encoder.blocks.") if c.optimizer == "muon" else ()
+    blocks = MATRICES if c.optimizer == "muon" else ()
     matrices = [p for name, p in named if name.startswith(blocks) and p.dim() == 2]
     rest = [p for name, p in named if not (name.startswith(blocks) and p.dim() == 2)]
     groups = [
