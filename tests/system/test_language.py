@@ -21,6 +21,7 @@ from malmoi.api.records import SETTINGS
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.evaluation.tasks import TASKS
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.messages import catalogue, joined, language, measured, msg, plural, sections, translate
 from malmoi.metrics import METRICS
@@ -133,6 +134,7 @@ def strings() -> set[str]:
     """Every string of the source; docstrings by paragraph, metrics and counts with numbers."""
     tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
     found: set[str] = {track["about"] for track in tracks.values()}
+    found |= {task.about for task in TASKS.values()}
     metrics = {name.replace("_", " ") for name in METRICS}  # named by their functions
     found |= metrics | {f"{words} {{value}}" for words in metrics}
     for node in nodes():
