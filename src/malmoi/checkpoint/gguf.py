@@ -49,8 +49,9 @@ class Cursor:
         self.at = 0
 
     def take(self, size: int) -> memoryview:
-        fits = size <= len(self.data) - self.at
-        ensure_whole(fits, self.path, "the value at byte {at} is cut off", at=self.at)
+        if size > len(self.data) - self.at:  # of every number and text
+            reason = msg("the value at byte {at} is cut off", at=self.at)
+            raise MalmoiError(DAMAGED, path=self.path, reason=reason)
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -184,7 +185,7 @@ class GGUFFile:
 
 def ensure_whole(condition: object, path: Path, reason: str, **values: object) -> None:
     """Refuses a damaged file, with the reason, unless the condition holds."""
-    if not condition:  # a reason is written only then: a file has a million values
+    if not condition:
         raise MalmoiError(DAMAGED, path=path, reason=msg(reason, **values))
 
 

@@ -106,8 +106,7 @@ def computed_claim(name: str, subject: Subject) -> Claim:
 
 @lru_cache(maxsize=1)
 def lesson_texts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(TEXTS.read_text("utf-8"))
-    return found
+    return dict(json.loads(TEXTS.read_text("utf-8")))
 
 
 def sentences(language: str) -> list[str]:
