@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 from malmoi.evaluation.prompts import TaskPrompt, answer_cue
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model, Score
@@ -63,9 +63,8 @@ class EvaluationSession:
 
 def language_head(model: Model) -> str:
     """The model's language head: lm for a GPT, mlm for a BERT."""
-    if model.network.language_head:
-        return model.network.language_head
-    raise UsageError(
+    return required(
+        model.network.language_head or None,
         "This model has no lm or mlm head to answer prompts with. It can: {abilities}.",
         abilities=", ".join(model.abilities),
     )
