@@ -125,7 +125,7 @@ def use_data(folder: Path) -> None:
             assert found is not None
             assert [found.text, found.label, found.pair] == [*known["names"], None]
             assert set(found.labels) == set(LABELS)
-            assert len(read) == known["rows"]
+            assert len(read.rows) == known["rows"]
     texts = [document.text for document in read_documents(path, text=column)]
     if known and ".txt" not in path.suffixes:  # which is a table for finetune only
         assert texts == [text for text, _ in rows()]

@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Rust, models, pre_tokenizers, trainers
 
 import malmoi
-from malmoi.checkpoint.gguf import TENSOR_NAMES, GGUFFile
+from malmoi.checkpoint.gguf import GGUFFile
 from malmoi.errors import MalmoiError
 from malmoi.tokenizer.gguf import PRE_TOKENIZERS, read_vocabulary
 
@@ -99,19 +99,16 @@ def write_file(
         (writer.add_array if isinstance(value, list) else writer.add_key_value)(
             *_typed(name, value)
         )
-    theirs = {theirs: ours for ours, theirs in TENSOR_NAMES.items()}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c.num_hidden_layers)
     heads = {"attn_q": c.num_attention_heads, "attn_k": c.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
-        *layer, body = (
-            name.removeprefix("model.layers.").split(".", 1) if "layers" in name else [name]
-        )
-        ours = theirs[body.removesuffix(".weight")]
+        full = names.get_name(name, try_suffixes=(".weight",))
+        ours = full.split(".")[-2]
         weight = tensor.numpy()
         weight = neighbours(weight, heads[ours]) if ours in heads else weight
         packed = kind if weight.ndim > 1 else Kind.F32
-        full = f"blk.{layer[0]}.{ours}.weight" if layer else f"{ours}.weight"
         writer.add_tensor(full, gguf.quants.quantize(weight, packed), raw_dtype=packed)
     for name, weight in (tensors or {}).items():
         writer.add_tensor(name, weight)

@@ -21,7 +21,6 @@ from malmoi.studio.claims import (
     CLAIMS,
     NO_TEXT,
     SHOWN,
-    WORDINGS,
     Subject,
     computed_claim,
     judge_reviews,
@@ -55,6 +54,7 @@ def few_texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             "pairs": texts["pairs"][:FEW],
             "passages": texts["passages"][:FEW],
             "reviews": {kind: some[:FEW] for kind, some in texts["reviews"].items()},
+            "wordings": texts["wordings"],
         }
         for language, texts in lesson_texts().items()
     }
@@ -185,7 +185,7 @@ def test_reviews_are_judged_as_transformers_does(
     pair: dict[str, Model], plain_gpt: tuple[Any, Any]
 ) -> None:
     model, words = plain_gpt
-    prompt, answers = WORDINGS["en"][0]
+    prompt, answers = lesson_texts()["en"]["wordings"][0]
     items = reviews("en")
 
     @torch.no_grad()

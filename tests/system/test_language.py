@@ -20,7 +20,9 @@ from malmoi.adapters.config import AdapterConfig
 from malmoi.api.records import SETTINGS
 from malmoi.cli import run_command
 from malmoi.cli.app import build_app
+from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import MalmoiError, UsageError, nearest
+from malmoi.evaluation.tasks import TASKS
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.messages import catalogue, joined, language, measured, msg, plural, sections, translate
 from malmoi.metrics import METRICS
@@ -32,7 +34,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "malmoi"
 # functions whose arguments are said to users
 DOORS = {"msg", "UsageError", "MalmoiError", "ApiError", "BadRow", "BrokenRow", "require"}
 DOORS |= {"require_known", "require_that", "required", "ensure", "explained"}
-DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "damaged_file", "refuse_unless"}
+DOORS |= {"_require", "CorruptState", "DiskError", "QueueFull", "ensure_whole", "refuse_unless"}
 DOORS |= {"info", "warning", "say", "_say", "note", "line", "heading"}
 # English word order in Korean words, and spellings that Korean papers do not use
 CALQUES = ("들립니다", "섭니다", "짐작", "낱말 가리기", "대화 틀", " %", "당신", "그것은")
@@ -133,6 +135,8 @@ def strings() -> set[str]:
     """Every string of the source; docstrings by paragraph, metrics and counts with numbers."""
     tracks = tomllib.loads((SOURCE / "studies" / "records.toml").read_text("utf-8"))["tracks"]
     found: set[str] = {track["about"] for track in tracks.values()}
+    found |= {task.about for task in TASKS.values()}
+    found |= {words for text in BUILT_IN.values() for words in (text.title, text.about)}
     metrics = {name.replace("_", " ") for name in METRICS}  # named by their functions
     found |= metrics | {f"{words} {{value}}" for words in metrics}
     for node in nodes():

@@ -104,11 +104,6 @@ class MalmoiPreTrainedModel(PreTrainedModel):  # type: ignore[misc]  # it has no
         segments = segments if self.network.config.segments else None
         return {"tokens": input_ids, "keep": keep, "segments": segments}
 
-    def _scores(self, input_ids: Tensor, mask: Tensor | None, segments: Tensor | None) -> Tensor:
-        inputs = self._inputs(input_ids, mask, segments)
-        found: Tensor = self._reader(**inputs, heads=(self.needs_head,))[self.needs_head]
-        return found
-
 
 def _new_network(config: MalmoiConfig) -> Network:
     features = getattr(config, "features", None)
@@ -160,7 +155,8 @@ class _LabelledModel(MalmoiPreTrainedModel):
         labels: Tensor | None = None,
         **_: Any,
     ) -> ModelOutput:
-        scores = self._scores(input_ids, attention_mask, token_type_ids)
+        inputs = self._inputs(input_ids, attention_mask, token_type_ids)
+        scores: Tensor = self._reader(**inputs, heads=(self.needs_head,))[self.needs_head]
         loss = None if labels is None else self._loss(scores, labels)
         return self.output(loss=loss, logits=scores)
 

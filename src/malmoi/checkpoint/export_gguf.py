@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from malmoi.checkpoint.folder import Checkpoint
-from malmoi.checkpoint.gguf import LLAMA_KEYS, ROPE_FACTORS, SIZES, gguf_package
+from malmoi.checkpoint.gguf import LLAMA_KEYS, ROPE_FACTORS, SIZES, gguf_package, tensor_names
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
@@ -122,13 +122,11 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
 def _tensors(name: str, network: Network) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under llama.cpp's name, in its order."""
     config = network.config
-    gguf = gguf_package()
-    architecture = next(arch for arch, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
-    names = gguf.get_tensor_name_map(architecture, config.depth)
-    weights = to_hf(GGUF_ARCHITECTURES[name].table, network)
+    table = GGUF_ARCHITECTURES[name].table
+    names, weights = tensor_names(name, table, config), to_hf(table, network)
     for number, (theirs, tensor) in enumerate(weights.items(), 1):
         report_progress(Progress("export", number, len(weights), "tensors"))
-        called = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        called = names[theirs]
         yield called, _turned(called, dense(tensor), name, config)
     if config.rotary_scaling.startswith("llama3:"):
         plain, _ = rotary_frequencies(config.override({"rotary_scaling": ""}))

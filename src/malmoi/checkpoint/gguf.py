@@ -7,11 +7,10 @@ tensors' bytes.
 """
 
 import mmap
-import re
 import struct
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint.hf_tables import LLAMA_TABLE, PLACE, SCALING_NUMBERS
+from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, explained, required
@@ -49,8 +49,9 @@ class Cursor:
         self.at = 0
 
     def take(self, size: int) -> memoryview:
-        if size > len(self.data) - self.at:
-            raise self.damaged_file("the value at byte {at} is cut off")
+        if size > len(self.data) - self.at:  # of every number and text
+            reason = msg("the value at byte {at} is cut off", at=self.at)
+            raise MalmoiError(DAMAGED, path=self.path, reason=reason)
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -61,15 +62,15 @@ class Cursor:
         try:
             return str(self.take(self.number("Q")), "utf-8")
         except UnicodeDecodeError:
-            raise self.damaged_file("the text before byte {at} is not UTF-8") from None
+            reason = msg("the text before byte {at} is not UTF-8", at=self.at)
+            raise MalmoiError(DAMAGED, path=self.path, reason=reason) from None
 
     def count(self, what: str, smallest: int) -> int:
         """The number of entries that follow; refused if the file has no room for them."""
         count = int(self.number("Q"))
-        if count * smallest > len(self.data) - self.at:
-            raise self.damaged_file(
-                "it declares {count} {what} but is too short", count=count, what=what
-            )
+        fits = count * smallest <= len(self.data) - self.at
+        reason = "it declares {count} {what} but is too short"
+        ensure_whole(fits, self.path, reason, count=count, what=what)
         return count
 
     def value(self) -> Any:
@@ -77,9 +78,9 @@ class Cursor:
         several = kind == ARRAY_TYPE
         kind = self.number("I") if several else kind
         # a text begins with its length
-        format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind)
-        if format is None:
-            raise self.damaged_file("there is no type {kind} for the value at byte {at}", kind=kind)
+        format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind, "")
+        reason = "there is no type {kind} for the value at byte {at}"
+        ensure_whole(format, self.path, reason, kind=kind, at=self.at)
         size = struct.calcsize(format)
         count = self.count("values", size) if several else 1
         if kind == TEXT_TYPE:
@@ -87,9 +88,6 @@ class Cursor:
         else:
             values = list(struct.unpack(f"<{count}{format}", self.take(count * size)))
         return values if several else values[0]
-
-    def damaged_file(self, reason: str, **values: object) -> MalmoiError:
-        return damaged_file(self.path, reason, at=self.at, **values)
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ class GGUFFile:
             self.metadata[name] = cursor.value()
         found = dict(self._entry(cursor) for _ in range(tensors))
         step = self.metadata.get("general.alignment", 32)
-        if not isinstance(step, int) or step < 1:
-            raise damaged_file(path, "an alignment of {step} is impossible", step=shown(step))
+        possible = isinstance(step, int) and step >= 1
+        ensure_whole(possible, path, "an alignment of {step} is impossible", step=shown(step))
         start = -(-cursor.at // step) * step
         self.tensors = {
             name: StoredTensor(t.shape, t.kind, start + t.start) for name, t in found.items()
@@ -145,10 +143,8 @@ class GGUFFile:
     def _entry(self, cursor: Cursor) -> tuple[str, StoredTensor]:
         name = cursor.text()
         sizes = cursor.number("I")
-        if sizes > MAX_DIMENSIONS:
-            raise cursor.damaged_file(
-                "{name} has {sizes} dimensions", name=shown(name), sizes=sizes
-            )
+        reason = "{name} has {sizes} dimensions"
+        ensure_whole(sizes <= MAX_DIMENSIONS, self.path, reason, name=shown(name), sizes=sizes)
         shape = tuple(int(cursor.number("Q")) for _ in range(sizes))[::-1]
         return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 
@@ -161,15 +157,12 @@ class GGUFFile:
             # how many numbers make a block, and its size in bytes
             block, size = map(int, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(stored.kind)])
         shape = list(stored.shape)
-        if not shape or shape[-1] % block:
-            raise damaged_file(
-                self.path, "{name} {shape} has no blocks of {n}", name=called, shape=shape, n=block
-            )
+        in_blocks = shape and shape[-1] % block == 0
+        reason = "{name} {shape} has no blocks of {n}"
+        ensure_whole(in_blocks, self.path, reason, name=called, shape=shape, n=block)
         end = stored.start + prod(shape) // block * size
-        if end > len(self.data):
-            raise damaged_file(
-                self.path, "{name} ends at byte {end} of fewer", name=called, end=end
-            )
+        reason = "{name} ends at byte {end} of fewer"
+        ensure_whole(end <= len(self.data), self.path, reason, name=called, end=end)
         return self.data[stored.start : end]
 
     def tensor(self, name: str) -> Tensor:
@@ -190,8 +183,10 @@ class GGUFFile:
         return explained(unknown, DAMAGED, path=self.path, reason=why)
 
 
-def damaged_file(path: Path, reason: str, **values: object) -> MalmoiError:
-    return MalmoiError(DAMAGED, path=path, reason=msg(reason, **values))
+def ensure_whole(condition: object, path: Path, reason: str, **values: object) -> None:
+    """Refuses a damaged file, with the reason, unless the condition holds."""
+    if not condition:
+        raise MalmoiError(DAMAGED, path=path, reason=msg(reason, **values))
 
 
 def gguf_package() -> Any:
@@ -219,21 +214,6 @@ SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
-}
-TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
-TENSOR_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 # LLaMA 3's frequency divisors, which the file has instead of the scaling rule
 ROPE_FACTORS = "rope_freqs.weight"
@@ -320,25 +300,35 @@ def _recognised(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
 
 def read_gguf_weights(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Tensor]:
     """Every tensor under its Hugging Face name, with query and key rows in its order."""
-    keys = config.get("num_key_value_heads", config["num_attention_heads"])
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": keys}
+    model = LLAMA_TABLE.read_config(config, str(file.path))
+    # no more layers than tensors, whatever the metadata say
+    model = replace(model, depth=min(model.depth, len(file.tensors)))
+    theirs = {called: name for name, called in tensor_names("llama", LLAMA_TABLE, model).items()}
+    heads = {"attn_q": model.heads, "attn_k": model.key_heads}
     weights: dict[str, Tensor] = {}
     for name in file.tensors.keys() - {ROPE_FACTORS}:
-        found = TENSOR_NAME.fullmatch(name)
-        layer, part, end = found.groups() if found else ("", "", "")
         ensure(
-            part in TENSOR_NAMES,
+            name in theirs,
             "{path} holds {name}, which Malmoi's llama does not use.",
             path=file.path,
             name=shown(name),
         )
-        prefix = f"model.layers.{layer}." if layer else ""
         tensor = file.tensor(name)
+        count = heads.get(name.split(".")[-2], 0)
         # llama.cpp rotates (x_2i, x_2i+1), Hugging Face (x_i, x_i+E/2)
-        if part in heads and len(tensor) % (2 * heads[part]) == 0:
-            tensor = tensor.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
-        weights[f"{prefix}{TENSOR_NAMES[part]}.{end}"] = tensor
+        if count and len(tensor) % (2 * count) == 0:
+            tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
+        weights[theirs[name]] = tensor
     return weights
+
+
+def tensor_names(architecture: str, table: Table, config: ModelConfig) -> dict[str, str]:
+    """llama.cpp's name for each tensor of a language model, by Hugging Face's."""
+    gguf = gguf_package()
+    kind = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    called = gguf.get_tensor_name_map(kind, config.depth).get_name
+    names = (name for rule in table.expand(config, {"lm"}) for name in rule.theirs)
+    return {name: called(name, try_suffixes=(".weight", ".bias")) for name in names}
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:

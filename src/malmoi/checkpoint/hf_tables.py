@@ -791,18 +791,9 @@ MARIAN_TABLE = Table(
 )
 
 FAMILY_TABLES = {
-    t.model_type: t
-    for t in (
-        BERT_TABLE,
-        GPT2_TABLE,
-        GPT1_TABLE,
-        DISTILBERT_TABLE,
-        ELECTRA_TABLE,
-        ALBERT_TABLE,
-        LLAMA_TABLE,
-        ROBERTA_TABLE,
-        XLM_ROBERTA_TABLE,
-        MODERNBERT_TABLE,
-        MARIAN_TABLE,
+    table.model_type: table
+    for table in (
+        BERT_TABLE, GPT2_TABLE, GPT1_TABLE, DISTILBERT_TABLE, ELECTRA_TABLE, ALBERT_TABLE,
+        LLAMA_TABLE, ROBERTA_TABLE, XLM_ROBERTA_TABLE, MODERNBERT_TABLE, MARIAN_TABLE,
     )
-}
+}  # fmt: skip

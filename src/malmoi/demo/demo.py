@@ -324,8 +324,7 @@ def _tune(story: Story, name: str, model: str = "", **how: Any) -> FinetuneResul
     data, dev = (_rows_file(story, part) for part in ("train", "dev"))
     how = {"seeds": story.plan.seeds, "seed": story.plan.seed, "overwrite": True, **how}
     how |= {"batch": 16, "steps": story.plan.updates, **({} if model else {"lr": 1e-3})}
-    base = model or story.out / "bert"
-    return run_finetuning(base, task, data, story.out / name, dev, **how)
+    return run_finetuning(model or story.out / "bert", task, data, story.out / name, dev, **how)
 
 
 def _look(story: Story) -> None:

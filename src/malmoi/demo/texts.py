@@ -2,15 +2,20 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any, Literal
 
 from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
 TASK = "order"  # names the label's column and the model's folder
+TEXTS: dict[str, dict[str, Any]] = tomllib.loads(
+    (files("malmoi.demo") / "texts.toml").read_text("utf-8")
+)
 # a sentence, or its words in random order: counting words cannot tell
-ORDERS = {"en": ("sentence", "shuffled"), "ko": ("문장", "뒤섞은 말")}
+ORDERS = {language: tuple(text["labels"]) for language, text in TEXTS.items()}
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 SENTENCE_WORDS = range(6, 15)
 PUNCTUATION = re.compile(r"[^\w\s]")
@@ -50,9 +55,9 @@ class DemoText:
     out: str  # the default folder
     title: str
     about: str
-    labels: tuple[str, str]  # of a sentence, and of one whose words are shuffled
-    prompts: tuple[str, ...]
-    masked: tuple[str, ...]
+    labels: Sequence[str]  # of a sentence, and of one whose words are shuffled
+    prompts: Sequence[str]
+    masked: Sequence[str]
     attended: str  # the sentence whose attention is shown
     example: str  # for `malmoi predict`
     joined: int = 1  # documents that are written as one, to fill the rows of a batch
@@ -66,30 +71,6 @@ def _messages() -> list[DemoDocument]:
     chance = random.Random(0)
     texts = ((f"{message['name']}.txt", message["text"]) for message in sotu_messages())
     return [DemoDocument(name, text, list(_orders(text, "en", chance))) for name, text in texts]
-
-
-SPEECHES = DemoText(
-    source="builtin:sotu",
-    documents=_messages,
-    rule="file",
-    out="demo",
-    title="Two language models from 12 MB of speeches",
-    about="Every State of the Union message since 1790.",
-    labels=ORDERS["en"],
-    prompts=(
-        "The state of the Union is",
-        "My fellow Americans,",
-        "We must",
-        "The people of the United States",
-    ),
-    masked=(
-        "The [MASK] of the United States is strong.",
-        "I ask the [MASK] to pass this bill.",
-        "We are at [MASK] with all nations.",
-    ),
-    attended="The Congress must act now to protect the people.",
-    example="we will put a man on the moon",
-)
 
 
 def _pieces() -> list[DemoDocument]:
@@ -120,35 +101,6 @@ def plain_sentences(text: str) -> Iterator[list[str]]:
             yield words
 
 
-PIECES = DemoText(
-    source="builtin:korean",
-    documents=_pieces,
-    rule="blank",
-    out="demo-ko",
-    title="Two language models from short Korean pieces",
-    about="Short pieces on six topics, written in Korean for this demo.",
-    labels=ORDERS["ko"],
-    prompts=("옛날 어느 마을에", "우리나라의 산에는", "겨울이 되면", "오늘은"),
-    masked=(
-        "호랑이는 깊은 산속에 [MASK].",
-        "임금은 백성을 위해 새 글자를 [MASK].",
-        "물이 끓으면 소금을 [MASK] 간을 맞춘다.",
-    ),
-    attended="할머니는 겨울밤마다 옛날이야기를 들려주셨다.",
-    example="할머니는 손자에게 따뜻한 국을 끓여 주셨다",
-    joined=8,
-    settings={
-        "bert": {
-            "model.width": 64,
-            "model.depth": 2,
-            "model.heads": 4,
-            # a first layer that sees only neighbours starts to learn at once, a full one after
-            # more steps than slow cores make in the demo
-            "model.attention": ["local:2", "full"],
-            "train.batch": 16,
-        }
-    },
-    repetition_penalty=1.2,  # on slow cores the GPT reads this text a few times only, and loops
-)
-
+SPEECHES = DemoText(documents=_messages, **TEXTS["en"])
+PIECES = DemoText(documents=_pieces, **TEXTS["ko"])
 BUILT_IN = {"en": SPEECHES, "ko": PIECES}  # by the user's language

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from malmoi.checkpoint.folder import SentencePooling
-from malmoi.errors import MalmoiError, UsageError, ensure, require_known, require_that
+from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome
 from malmoi.evaluation.in_context.lm_eval_tasks import evaluate_with_harness
@@ -205,19 +205,24 @@ def check_task_fits(task: Task, reading: Predictor) -> None:
 
 
 def evaluate_few_shot(
-    model: Model, task: Task | Path, data: RowSource | None, **asking: Any
+    model: Model,
+    task: Task | Path,
+    data: RowSource | None,
+    *,
+    out: str | Path | None = None,
+    contamination: FindOverlaps | None = None,
+    harness: str | None = None,
+    **asking: Any,
 ) -> Any:
     """Metrics as a dictionary, or a list for several shot counts; a path is an lm-eval YAML."""
-    out = asking.pop("out", None)
-    find = asking.pop("contamination", None)
-    harness = asking.pop("harness", None)
     settings = in_context_config(asking)
     if harness is not None:
-        refuse_contamination(find, "lm-eval")
+        refuse_contamination(contamination, "lm-eval")
         return evaluate_with_harness(model, task, data, settings, harness)
     if isinstance(task, Path):
         raise UsageError("{task} is a task of lm-eval: add --harness lm-eval.", task=task)
-    facts = [result.facts for result in few_shot_results(model, task, data, settings, out, find)]
+    results = few_shot_results(model, task, data, settings, out, contamination)
+    facts = [result.facts for result in results]
     return facts[0] if len(facts) == 1 else facts
 
 
@@ -282,8 +287,7 @@ def evaluate_translation(
     require_that(data is not None, "Evaluation needs translations: two files, or two columns.")
     reader = read_pairs([data] if isinstance(data, str | Path) else list(data), COLUMNS)
     rows = [split_pair(document.text) for document in reader]
-    if reader.problems:
-        raise MalmoiError(joined(" ", reader.describe()))
+    ensure(not reader.problems, joined(" ", reader.describe()))
     ensure(rows, "{files} hold no sentence pairs.", files=" and ".join(reader.files))
     translations = model.translate([source for source, _ in rows[:limit]], beams=beams)
     score = texts.bleu([[target] for _, target in rows[:limit]], translations)
@@ -295,12 +299,17 @@ def evaluate_translation(
 
 def prediction_row(example: Example, label: Any, predicted: ExamplePrediction) -> dict[str, Any]:
     """A line of predictions.jsonl."""
-    row: dict[str, Any] = {"id": example.id, "text": example.text}
-    row |= {} if example.pair is None else {"pair": example.pair}
-    row |= {"choices": list(example.choices)} if example.choices else {}
-    row |= {"label": label, "prediction": predicted.prediction, "score": round(predicted.score, 5)}
     chances = {name: round(chance, 5) for name, chance in predicted.probabilities.items()}
-    return row | ({"probabilities": chances} if chances else {})
+    return {
+        "id": example.id,
+        "text": example.text,
+        **({} if example.pair is None else {"pair": example.pair}),
+        **({"choices": list(example.choices)} if example.choices else {}),
+        "label": label,
+        "prediction": predicted.prediction,
+        "score": round(predicted.score, 5),
+        **({"probabilities": chances} if chances else {}),
+    }
 
 
 def analyse_errors(

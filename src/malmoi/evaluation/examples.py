@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import MalmoiError, ensure, required
 from malmoi.evaluation.kinds import kind_of
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import joined, msg, plural
@@ -34,9 +34,6 @@ class Examples:
 
     rows: tuple[Example, ...]
     notes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> Examples:
@@ -65,9 +62,8 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
 
 def generate_examples(task: Task, seed: int) -> Examples:
     """Generates the examples of a task without files, reproducibly for a seed."""
-    if task.generated is None:
-        raise MalmoiError(NEEDS_FILE, task=task.name)
-    found, _ = _sorted_out(task, task.generated(random.Random(f"{task.name}:{seed}")))
+    generate = required(task.generated, NEEDS_FILE, raises=MalmoiError, task=task.name)
+    found, _ = _sorted_out(task, generate(random.Random(f"{task.name}:{seed}")))
     return Examples(tuple(found))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, UsageError, require_that, required
 from malmoi.evaluation.kinds import (
     CLASSIFICATION,
     KINDS,
@@ -209,9 +209,10 @@ def evaluated_task(
     model: Model, task: str | None, data: RowSource | None, columns: Mapping[str, Any]
 ) -> tuple[Task, GuessedColumns | None]:
     """The named task, or the one a model was fine-tuned for, on the columns that it learnt from."""
-    name = tuned_task(model) if task is None else task
-    if name is None:
-        raise UsageError("Which task? This model was not fine-tuned for one: name it, task=….")
+    name = required(
+        tuned_task(model) if task is None else task,
+        "Which task? This model was not fine-tuned for one: name it, task=….",
+    )
     if data is None:
         return task_on_columns(name, **columns), None
     _note_seen_files(model, data)

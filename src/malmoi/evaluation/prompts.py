@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from malmoi.errors import UsageError, explained, nearest, require_known, require_that
+from malmoi.errors import UsageError, explained, nearest, require_known, require_that, required
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
 from malmoi.metrics.labels import entities
@@ -45,9 +45,8 @@ class TaskPrompt:
     def shown(self) -> str:
         """The prompt with its right answer, as an example for other items."""
         sentence = "An example without an answer cannot be used in a prompt: {query!r:.80}."
-        if self.gold is None:
-            raise UsageError(sentence, query=self.query)
-        return self.query + self.choices[self.gold] + self.ending
+        gold = required(self.gold, sentence, query=self.query)
+        return self.query + self.choices[gold] + self.ending
 
 
 def answer_cue(task: Task) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from malmoi.errors import UsageError, require_known, require_that
+from malmoi.errors import require_known, require_that, required
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.predictors import TEXT_HEADS
 from malmoi.inference.prompt import mask_token
@@ -279,13 +279,13 @@ def patching_map(
     network = subject.network
     encodings = [subject.encode(source), subject.encode(text)]
     size, size2 = (len(encoding.tokens) for encoding in encodings)
-    if size != size2:
-        raise UsageError(
-            "The sentences have {size} and {size2} tokens: choose two of the same length.",
-            code="lengths_differ",
-            size=size,
-            size2=size2,
-        )
+    require_that(
+        size == size2,
+        "The sentences have {size} and {size2} tokens: choose two of the same length.",
+        code="lengths_differ",
+        size=size,
+        size2=size2,
+    )
     place, other = (subject.answer_positions(encoding)[-1:] for encoding in encodings)
     require_that(
         place == other and subject.head not in ("", "tag"),
@@ -421,7 +421,5 @@ def target_index(subject: Subject, target: str) -> int:
     """The class of a target: a label or a token."""
     if subject.labels_texts:
         return subject.label_index(target)
-    found = subject.tokenizer.id(target)
-    if found is None:
-        raise UsageError("This model's vocabulary has no token {target!r:.60}.", target=target)
-    return found
+    sentence = "This model's vocabulary has no token {target!r:.60}."
+    return required(subject.tokenizer.id(target), sentence, target=target)

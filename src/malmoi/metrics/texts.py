@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.errors import UsageError
+from malmoi.errors import require_that
 from malmoi.metrics.registry import Golds, NumberSeq, check_paired, compares, f_score, mean_of
 
 
@@ -69,11 +69,11 @@ def normalize_korquad(text: str) -> str:
 @compares("spans")
 def korquad_exact(gold: Golds, predicted: Sequence[str]) -> float:
     """The share of answers equal to a gold (evaluate-v1.0.py of KorQuAD)."""
-
-    def equal(golds: Sequence[str], answer: str) -> bool:
-        return normalize_korquad(answer) in map(normalize_korquad, golds or ("",))
-
-    return mean_of(equal, gold, predicted)
+    return mean_of(
+        lambda golds, answer: normalize_korquad(answer) in map(normalize_korquad, golds or ("",)),
+        gold,
+        predicted,
+    )
 
 
 @compares("spans")
@@ -105,11 +105,9 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Th
     """SQuAD 2.0's search: answers are added from the most certain on, and the best F1 is kept."""
     check_paired(gold, predicted)
     check_paired(gold, null)
-    missing = np.flatnonzero(np.isnan(np.asarray(null, np.float64)))
-    if len(missing):
-        raise UsageError(
-            "No threshold is best: the score of question {n} is NaN.", n=missing[0] + 1
-        )
+    missing = [n for n, score in enumerate(null, start=1) if math.isnan(score)]
+    sentence = "No threshold is best: the score of question {n} is NaN."
+    require_that(not missing, sentence, n="".join(map(str, missing[:1])))
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
     threshold = float(np.min(null)) - 1  # below all scores: never answers

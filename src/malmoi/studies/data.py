@@ -2,8 +2,10 @@
 
 import json
 import random
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,33 +51,21 @@ class StudyTask:
 
         def rows(path: Path) -> Iterable[DataRow]:
             every = list(found.rows(path))
-            return _evenly(every, limits.get(path) or len(every))
+            return evenly(every, limits.get(path) or len(every))
 
         return replace(found, rows=rows)
 
 
-def _evenly(rows: Sequence[T], count: int) -> list[T]:
+def evenly(rows: Sequence[T], count: int) -> list[T]:
     """So many of the rows, or all."""
     count = min(count, len(rows))
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-# (column, role, task, folder or "", pattern of the training file, pattern of the test file)
-DATA_SETS = (
-    ("SST-2", "sentence", "sst2", "SST-2", "train.*", "dev.*"),
-    ("NSMC", "sentence", "nsmc", "", "*nsmc*train*", "*nsmc*test*"),
-    ("CoLA", "acceptability", "cola", "CoLA", "train.*", "dev.*"),
-    ("MNLI", "pair", "mnli", "MNLI", "train.*", "dev_matched.*"),
-    ("SICK", "pair", "sick", "", "SICK_train*", "SICK_test_annotated*"),
-    ("RTE", "pair", "rte", "RTE", "train.*", "dev.*"),
-    ("STS-B", "similarity", "stsb", "STS-B", "train.*", "dev.*"),
-    ("KorSTS", "similarity", "korsts", "", "*sts-train*", "*sts-test*"),
-    ("CoNLL-2003", "tokens", "conll2003", "", "conll2003*train*", "conll2003*testa*"),
-    ("SQuAD", "span", "squad", "", "train*v1.1*", "dev*v1.1*"),
-    ("summaries", "summary", "summary", "", "*summar*train*", "*summar*test*"),
-    ("BLiMP", "minimal pairs", "blimp", "", "", "blimp*.jsonl*"),
-    ("LAMBADA", "last word", "lambada", "", "", "lambada*"),
+SETTINGS: dict[str, Any] = tomllib.loads(
+    (files("malmoi.studies") / "settings.toml").read_text("utf-8")
 )
+TASKS: dict[str, list[list[str]]] = SETTINGS["tasks"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +115,7 @@ class StudyData:
 
 
 def public_tasks(
-    folders: Sequence[Path], data_sets: Sequence[tuple[str, ...]] = DATA_SETS
+    folders: Sequence[Path], data_sets: Sequence[Sequence[str]] = TASKS["public"]
 ) -> Iterator[StudyTask]:
     """The data sets that the folders have."""
     for name, role, task, inside, train, dev in data_sets:
@@ -143,22 +133,13 @@ def _first(folders: Iterable[Path], pattern: str) -> Path | None:
 
 # ------------------------------------------------------------------ made from the text
 
-MADE_TASKS = (
-    ("era", "sentence", "classification"),
-    ("next sentence", "pair", "classification"),
-    ("capitals", "tokens", "tagging"),
-    ("word order", "minimal pairs", "pairs"),
-    ("last word", "last word", "lambada"),
-)
-
-
 # role → the columns that its tasks may have, public data sets first
-_COLUMNS = [(name, role) for name, role, *_ in (*DATA_SETS, *MADE_TASKS)]
+_COLUMNS = [(name, role) for name, role, *_ in (*TASKS["public"], *TASKS["made"])]
 ROLE_COLUMNS = {role: [name for name, of in _COLUMNS if of == role] for _, role in _COLUMNS}
 
 
 def _made_tasks(out: Path) -> Iterator[StudyTask]:
-    for name, role, task in MADE_TASKS:
+    for name, role, task in TASKS["made"]:
         train, dev = (out / f"{role}.{part}.jsonl" for part in ("train", "dev"))
         if dev.is_file():
             yield StudyTask(name, role, task, dev, train)
@@ -201,7 +182,7 @@ def _held_out_each(documents: Sequence[T]) -> dict[str, list[T]]:
 def _part(texts: Sequence[str], share: float) -> list[str]:
     """An evenly sampled share of the documents; if they are few, the beginning of each."""
     if len(texts) >= MANY_DOCUMENTS:
-        return _evenly(texts, int(share * len(texts)))
+        return evenly(texts, int(share * len(texts)))
     ends = [text.find(" ", int(share * len(text))) for text in texts]
     return [text if end < 0 else text[:end] for text, end in zip(texts, ends, strict=True)]
 

@@ -24,7 +24,7 @@ from malmoi.inference import Model
 from malmoi.messages import plural
 from malmoi.model import preset
 from malmoi.report.chart import Line, chart, short_number, standalone_svg
-from malmoi.studies.data import write_rows
+from malmoi.studies.data import SETTINGS, write_rows
 from malmoi.studies.report import StudyResults
 from malmoi.studies.study import RARELY, Cell, JudgedModel, StudyPlan, Words
 from malmoi.text.documents import read_documents
@@ -213,11 +213,11 @@ def rule_document(rule: HiddenRule, items: RuleItems, rng: Random) -> str:
 
 
 def write_rule_documents(
-    path: Path, items: RuleItems, count: int, rules: Sequence[str] = (), seed: int = 0
+    path: Path, items: RuleItems, count: int, rules: Sequence[str] = ()
 ) -> None:
     """Writes `count` documents of some rules [all] as JSON lines."""
     known = [rule for rule in HIDDEN_RULES if not rules or rule.name in rules]
-    rng = Random(seed)
+    rng = Random(0)
     write_rows(path, ({"text": rule_document(rng.choice(known), items, rng)} for _ in range(count)))
 
 
@@ -253,32 +253,14 @@ class InContextScale:
     steps: int
     draws: int = 3  # parameters asked about per rule
     questions: int = 32  # per parameter
-    shots: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    rules: tuple[str, ...] = tuple(rule.name for rule in HIDDEN_RULES)
+    shots: Sequence[int] = (0, 1, 2, 4, 8, 16)
+    rules: Sequence[str] = tuple(rule.name for rule in HIDDEN_RULES)
 
 
-SIZES = {
-    "small": GptSize(2, 64, 2, 5e-3, 0.03),
-    "medium": GptSize(4, 192, 6, 3e-3, 0.025),
-    "large": GptSize(8, 512, 8, 2e-3, 0.02),
-}
-# fmt: off
 SCALES = {
-    # a smoke test: its numbers are meaningless
-    "tiny": InContextScale(
-        {"small": GptSize(1, 16, 2, 5e-3, 0.03), "medium": GptSize(1, 32, 2, 3e-3, 0.025)},
-        documents=60, batch=2, steps=2, draws=1, questions=3, shots=(0, 2),
-        rules=("reverse", "ending"),
-    ),
-    "cpu": InContextScale(
-        {"small": GptSize(1, 32, 2, 5e-3, 0.03), "medium": GptSize(2, 64, 2, 5e-3, 0.03)},
-        documents=6000, batch=8, steps=300, draws=2, questions=16, shots=(0, 1, 4, 8),
-        rules=("reverse", "ending", "letter", "double"),
-    ),
-    "gpu-minutes": InContextScale(SIZES, documents=150_000, batch=64, steps=2400),
-    "paper": InContextScale(SIZES, documents=600_000, batch=64, steps=10_000),
+    name: InContextScale(**one | {"sizes": {size: GptSize(*n) for size, n in one["sizes"].items()}})
+    for name, one in SETTINGS["in-context"].items()
 }
-# fmt: on
 
 
 # ------------------------------------------------------------------ questions
@@ -290,7 +272,7 @@ def rule_task(rule: HiddenRule, items: RuleItems, number: int, *, instructed: bo
         f"{rule.name}/{number}",
         "writing",
         any_rows,
-        _example,
+        lambda row: Example(row.text("x"), label=(row.text("y"),)),
         prompt="{text} =",
         separator="\n",
         metrics=("match",),
@@ -306,10 +288,6 @@ def _rows(rule: HiddenRule, items: RuleItems, rng: Random) -> Iterator[DataRow]:
     for number, one in enumerate(rng.sample(some, min(ROWS_PER_TASK, len(some))), start=1):
         x, y = rule.pair(one, hidden, rng)
         yield DataRow({"x": x, "y": y}, f"{rule.name}:{number}")
-
-
-def _example(row: DataRow) -> Example:
-    return Example(row.text("x"), label=(row.text("y"),))
 
 
 def asked_rules(names: Sequence[str]) -> list[HiddenRule]:

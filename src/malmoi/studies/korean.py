@@ -8,7 +8,7 @@ from pathlib import Path
 
 from malmoi.errors import require_that
 from malmoi.evaluation.tasks import named_task
-from malmoi.studies.data import StudyTask, public_tasks
+from malmoi.studies.data import TASKS, StudyTask, public_tasks
 from malmoi.studies.report import StudyResults
 from malmoi.studies.study import BITS_CHARACTERS, Cell, JudgedModel, StudyPlan, Words, zero_shot
 from malmoi.system.files import write_text
@@ -22,13 +22,6 @@ VOCABULARIES: dict[str, dict[str, str]] = {
     "characters": {"kind": "char"},
     MORPHEMES: {"kind": "byte-bpe", "morphemes": "kiwi"},
 }
-DATA_SETS = (  # as in data.py
-    ("NSMC", "sentence", "nsmc", "", "*nsmc*train*", "*nsmc*test*"),
-    ("NSMC", "sentence", "nsmc", "", "ratings_train*", "ratings_test*"),
-    ("KorSTS", "similarity", "korsts", "", "*sts-train*", "*sts-dev*"),
-    ("KLP-2016", "tokens", "klp2016", "", "*klp2016*train*", "*klp2016*dev*"),
-    ("Kontrast", "minimal pairs", "kontrast", "", "", "*kontrast*.csv*"),
-)
 HELD_OUT_EACH = 20  # reviews
 UNKNOWN = "unknown, %"
 
@@ -36,7 +29,7 @@ UNKNOWN = "unknown, %"
 def korean_tasks(plan: StudyPlan) -> list[StudyTask]:
     """The data sets that the folders have; each once."""
     found: dict[str, StudyTask] = {}
-    for task in public_tasks(plan.data.folders, DATA_SETS):
+    for task in public_tasks(plan.data.folders, TASKS["korean"]):
         found.setdefault(task.name, plan.cut(task))
     return list(found.values())
 

@@ -214,8 +214,8 @@ def curve_figure(
     results: StudyResults,
     across: str,
     x: Callable[[str], float | None],
+    up: str,
     *,
-    up: str = "",
     even: bool = False,
     only: bool = False,
 ) -> str:

@@ -25,7 +25,7 @@ from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, Prediction, load
 from malmoi.metrics.texts import rouge_l
 from malmoi.model import count_parameters, preset
-from malmoi.studies.data import StudyData, StudyTask
+from malmoi.studies.data import SETTINGS, StudyData, StudyTask
 from malmoi.system.machine import pick_device
 from malmoi.system.untrusted import read_object
 from malmoi.text.rows import DataRow
@@ -185,31 +185,15 @@ class Scale:
 
 
 SCALES = {
-    scale.name: scale
-    for scale in (
-        # a smoke test: its numbers are meaningless
-        Scale(
-            "tiny", 1, width=48, depth=2, heads=3, context=128, vocab=2000, characters=300_000,
-            batch=8, steps=4, minutes=0.02, train_rows=24, dev_rows=24, tune_steps=3, tune_lr=1e-3,
-        ),
-        Scale(
-            "cpu", 2, width=96, depth=2, heads=3, context=64, vocab=2000, characters=3_000_000,
-            batch=16, steps=100, minutes=0.15, train_rows=400, dev_rows=150, tune_steps=100,
-            tune_lr=1e-3,
-        ),
-        Scale(
-            "gpu-minutes", 3, width=288, depth=4, heads=6, context=128, vocab=8000,
-            characters=24_000_000, batch=64, steps=1000, minutes=1.0, train_rows=8000,
-            dev_rows=1000, tune_steps=300, tune_lr=5e-4,
-        ),
-        # for bert-vs-gpt: models that have learnt, by `finetune`'s own settings
-        Scale(
-            "gpu-hour", 3, width=256, depth=8, heads=4, context=256, vocab=16_000, batch=128,
-            steps=20_000, minutes=5.0, train_rows=10_000, dev_rows=2000,
-        ),
-        Scale("paper", 5),
+    name: Scale(
+        name,
+        one["seeds"],
+        **one.get("model", {}),
+        **one.get("training", {}),
+        **one.get("tasks", {}),
     )
-}  # fmt: skip
+    for name, one in SETTINGS["scales"].items()
+}
 
 
 def named_scale(name: str) -> Scale:

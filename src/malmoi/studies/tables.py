@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, linear_regression, stdev
 from typing import Any
@@ -136,8 +137,7 @@ def _layers(row: str) -> float | None:
     return float(row.split()[2]) if row.startswith("embeddings") else None
 
 
-def gpt1_transfer_figure(results: StudyResults) -> str:
-    return curve_figure(results, across="layers transferred", x=_layers, up="score, %")
+gpt1_transfer_figure = partial(curve_figure, across="layers transferred", x=_layers, up="score, %")
 
 
 def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
@@ -173,20 +173,15 @@ def gpt1_zeroshot_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
         yield plan.cell(row, recipe, snapshot_scores, **options)
 
 
-def gpt1_zeroshot_figure(results: StudyResults) -> str:
-    """Plots scores in percent only: bits per byte would need another axis."""
-    return curve_figure(
-        results,
-        across="updates of pre-training",
-        x=_updates,
-        up="score without tuning, %",
-        even=True,
-        only=True,
-    )
-
-
-def _updates(row: str) -> float | None:
-    return None if row == "the end" else float(row.split()[0].replace(",", ""))
+# scores in percent only: bits per byte would need another axis
+gpt1_zeroshot_figure = partial(
+    curve_figure,
+    across="updates of pre-training",
+    x=lambda row: None if row == "the end" else float(row.split()[0].replace(",", "")),
+    up="score without tuning, %",
+    even=True,
+    only=True,
+)
 
 
 # ------------------------------------------------------------------ GPT-2 and GPT-3

@@ -28,6 +28,7 @@ from malmoi.inference.prompt import mask_token
 from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentence_logprobs
 from malmoi.interpret.forward_pass import attention, encode_for_model
 from malmoi.interpret.probe import linear_accuracy, read_examples
+from malmoi.metrics import mean_with_error
 from malmoi.model import Layout, Network, count_parameters, initialise, parse_pattern
 from malmoi.server.api.requests import ApiRequest, NameField
 from malmoi.server.executor import run_on_model
@@ -105,8 +106,7 @@ def computed_claim(name: str, subject: Subject) -> Claim:
 
 @lru_cache(maxsize=1)
 def lesson_texts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(TEXTS.read_text("utf-8"))
-    return found
+    return dict(json.loads(TEXTS.read_text("utf-8")))
 
 
 def sentences(language: str) -> list[str]:
@@ -124,14 +124,11 @@ def mean(values: Any) -> float:
     return float(np.asarray(values, np.float64).mean())
 
 
-def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
-    return mean(values), float(np.std(values, ddof=1) / math.sqrt(len(values)))
-
-
 def compared(difference: Sequence[float] | Floats, names: tuple[str, str, str]) -> str:
     """Which of three names: clearly below zero, not clearly different, clearly above."""
-    change, error = mean_and_error(difference)
-    return names[1 if abs(change) <= SURE * error else 2 if change > 0 else 0]
+    change = mean_with_error(difference)
+    same = abs(change.mean) <= SURE * change.standard_error
+    return names[1 if same else 2 if change.mean > 0 else 0]
 
 
 def binned(value: float, bounds: dict[str, float], last: str) -> str:
@@ -418,19 +415,6 @@ def transfer(subject: Subject) -> Claim:
 
 # ------------------------------------------------------------------ prompts
 
-# a prompt and the answers for a good and a bad review
-WORDINGS = {
-    "en": (
-        ("Review: {text}\nThe film was", (" good", " bad")),
-        ("{text} All in all, it was", (" great", " terrible")),
-        ("Is this review positive or negative? {text}\nAnswer:", (" positive", " negative")),
-    ),
-    "ko": (
-        ("{text}\n이 영화는", (" 좋다", " 나쁘다")),
-        ("{text} 한마디로", (" 최고", " 최악")),
-        ("다음 평은 긍정인가, 부정인가? {text}\n답:", (" 긍정", " 부정")),
-    ),
-}
 NO_TEXT = "N/A"  # in place of a review: what the model says without one (Zhao et al. 2021 §4)
 SHOWN = 4  # the first reviews are examples, never questions
 
@@ -451,14 +435,15 @@ class Judged:
 
 def judge_reviews(subject: Subject, wording: int, shots: int) -> Judged:
     """Both answers to each review, after some examples with their answers."""
-    prompt, answers = WORDINGS[subject.language][wording]
+    # a prompt, and the answers for a good and a bad review
+    prompt, answers = lesson_texts()[subject.language]["wordings"][wording]
     items = reviews(subject.language)
     before = "".join(
         f"{prompt.format(text=text)}{answers[label]}\n\n" for text, label in items[:shots]
     )
     asked = [*(text for text, _ in items[SHOWN:]), NO_TEXT]
     contexts = [before + prompt.format(text=text) for text in asked for _ in answers]
-    found = subject.model.score(contexts, list(answers) * len(asked))
+    found = subject.model.score(contexts, answers * len(asked))
     scores = np.array([one.logprob for one in found]).reshape(-1, 2)
     return Judged(scores[:-1], scores[-1], np.array([label for _, label in items[SHOWN:]]))
 
@@ -509,10 +494,8 @@ def labels(subject: Subject) -> Claim:
     many = len(items) // 2
     marks = [label for _, label in items]
     few, trained = (held_out_accuracy(vectors, marks, known) for known in (SHOWN, many))
-    shown, error = mean_and_error(prompted)
-    bars = {"prompt": shown, "few": mean(few), "many": mean(trained)}
-    gap = bars["many"] - shown
-    answer = "same" if abs(gap) <= SURE * error else "trained" if gap > 0 else "prompt"
+    bars = {"prompt": mean(prompted), "few": mean(few), "many": mean(trained)}
+    answer = compared(bars["many"] - prompted, ("prompt", "same", "trained"))
     return Claim(answer, bars | {"shown": SHOWN, "known": many}, bars)
 
 

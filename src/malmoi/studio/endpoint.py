@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field, create_model
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 from malmoi.inference import Model
 from malmoi.inference.generation.token_bytes import token_bytes
 from malmoi.inference.prompt import encode_prompt
@@ -71,9 +71,7 @@ def registry_of(request: Request) -> ModelRegistry:
 
 def runs_folder(request: Request) -> Path:
     folder: Path | None = request.app.state.settings.runs
-    if folder is None:
-        raise UsageError("No folder of runs was given: start the server with --runs DIR.")
-    return folder
+    return required(folder, "No folder of runs was given: start the server with --runs DIR.")
 
 
 Registry = Annotated[ModelRegistry, Depends(registry_of)]

@@ -14,14 +14,15 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Request
 from pydantic import Field
 
-from malmoi.errors import MalmoiError, UsageError, require_that
+from malmoi.errors import MalmoiError, require_that, required
 from malmoi.evaluation.examples import load_examples
 from malmoi.evaluation.task import Example
-from malmoi.evaluation.tasks.language_modelling import BLIMP, KONTRAST
+from malmoi.evaluation.tasks import named_task
 from malmoi.inference import Model, load
 from malmoi.inference.pseudo_likelihood import sentence_logprobs
 from malmoi.report.chart import ChartPoints, smooth_points, thin_points
 from malmoi.server.api.requests import NameField
+from malmoi.studies.data import evenly
 from malmoi.studio.attention_view import attention_view, layer_guesses
 from malmoi.studio.endpoint import Index, RunsFolder, ShortText, StudioRequest, router
 from malmoi.studio.routes import known_languages
@@ -205,12 +206,9 @@ def reading_snapshot(folder: Path, name: str, step: int) -> Iterator[Model]:
     """A run's snapshot after a step, for one request at a time."""
     known = any(run["name"] == name for run in list_runs(folder)["runs"])
     found = _snapshots(folder, name).get(step) if known else None
-    if found is None:
-        raise UsageError(
-            "There is no snapshot of {name!r} after step {step}.", name=name, step=step
-        )
+    sentence = "There is no snapshot of {name!r} after step {step}."
     with _loading:
-        yield opened(found)
+        yield opened(required(found, sentence, name=name, step=step))
 
 
 @router.post("/replay")
@@ -257,18 +255,14 @@ def pair_examples(source: Path | str) -> tuple[Example, ...]:
             for good, bad in pairs
         )
     first = next(iter(any_rows(source)), None)
-    task = KONTRAST if first is not None and "gold_label" in first.values else BLIMP
+    published = first is not None and "gold_label" in first.values
+    task = named_task("kontrast" if published else "blimp")
     groups: dict[str, list[Example]] = defaultdict(list)
     for example in load_examples(task, source).rows:
         groups[example.group].append(example)
     limit = max(1, MAX_PAIRS // len(groups))
-    return tuple(pair for some in groups.values() for pair in _spread(some, limit))
-
-
-def _spread(pairs: list[Example], limit: int) -> list[Example]:
-    """At most `limit` of them, evenly spread: paradigms follow one another in a file."""
-    count = min(len(pairs), limit)
-    return [pairs[i * len(pairs) // count] for i in range(count)]
+    # evenly spread: paradigms follow one another in a file
+    return tuple(pair for some in groups.values() for pair in evenly(some, limit))
 
 
 def score_examples(model: Model, pairs: tuple[Example, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fastapi import Request
 from pydantic import Field
 from torch import Tensor, nn
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 from malmoi.inference import Model
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.prompt import mask_token
@@ -170,9 +170,11 @@ def _embedding(network: Network, encoding: Encoding, shown: slice) -> dict[str, 
 def _block(watched: Activations, parts: dict[str, Any], layer: int, size: int) -> dict[str, Any]:
     """What a block computes: its input, its norms, what attention and MLP add, its output."""
     nothing = torch.zeros_like(watched.hidden[0])
-    found = {"before": watched.hidden[layer]}
-    found |= {shown: parts.get(part, nothing) for part, shown in WATCHED.items()}
-    found["after"] = watched.blocks[layer + 1]
+    found = {
+        "before": watched.hidden[layer],
+        **{shown: parts.get(part, nothing) for part, shown in WATCHED.items()},
+        "after": watched.blocks[layer + 1],
+    }
     vectors = {name: vector[0, -size:] for name, vector in found.items()}
     return {
         **{name: _numbers(vector) for name, vector in vectors.items()},
@@ -255,9 +257,7 @@ async def show_comparison(
 ) -> dict[str, Any]:
     """One word of a sentence, predicted by a GPT and by a BERT."""
     gpt, bert = (None if name is None else registry.get(name) for name in (body.gpt, body.bert))
-    first = gpt or bert
-    if first is None:
-        raise UsageError("Choose a GPT, a BERT or both.")
+    first = required(gpt or bert, "Choose a GPT, a BERT or both.")
     models = [None if one is None else one.model for one in (gpt, bert)]
     return await run_on_model(request, first, partial(compare_word, body.text, body.place, *models))
 

@@ -173,9 +173,11 @@ def write_tokenizer(
     was interrupted is not taken for another one. A Marian has its models instead of the last.
     """
     state = pipeline.parse_pipeline(rust)
-    texts = {"tokenizer_config.json": _json(config(state, settings, names))}
-    texts |= vocabulary_files(state)
-    texts |= {} if pieces else {"tokenizer.json": rust.to_str(pretty=True)}
+    texts = {
+        "tokenizer_config.json": _json(config(state, settings, names)),
+        **vocabulary_files(state),
+        **({} if pieces else {"tokenizer.json": rust.to_str(pretty=True)}),
+    }
     models = {file: getattr(pieces, side) for side, file in MARIAN_FILES.items()} if pieces else {}
     try:
         with output_folder(folder) as place:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that, required
 from malmoi.evaluation.prompts import TaskPrompt, answer_cue
 from malmoi.evaluation.task import Example, Task
 from malmoi.inference import Model, Score
@@ -63,9 +63,8 @@ class EvaluationSession:
 
 def language_head(model: Model) -> str:
     """The model's language head: lm for a GPT, mlm for a BERT."""
-    if model.network.language_head:
-        return model.network.language_head
-    raise UsageError(
+    return required(
+        model.network.language_head or None,
         "This model has no lm or mlm head to answer prompts with. It can: {abilities}.",
         abilities=", ".join(model.abilities),
     )
@@ -171,11 +170,6 @@ def scorings(model: Model) -> list[str]:
     return [way + name for way in likelihood_modes(model) for name in SCORINGS]
 
 
-def best_choice(choices: Sequence[ScoredAnswer], scoring: str) -> int:
-    values = [SCORINGS[scoring](one) for one in choices]
-    return max(range(len(values)), key=values.__getitem__)
-
-
 def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """Picks the likeliest choice by every scoring; other metrics use the selected one."""
     gold = [question.prompt.gold for question in questions]
@@ -183,8 +177,9 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
     picks: dict[str, list[int]] = {}
     for way, together in likelihood_modes(exam.model).items():
         found = score_answers(exam, questions, together=together)
-        for name in SCORINGS:
-            chosen = picks[way + name] = [best_choice(choices, name) for choices in found]
+        for name, scoring in SCORINGS.items():
+            values = [list(map(scoring, choices)) for choices in found]
+            chosen = picks[way + name] = [scores.index(max(scores)) for scores in values]
             measures[f"accuracy_{way}{name}"] = measure_with_error("accuracy", gold, chosen)
     return Graded(
         {"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, picks[exam.scoring]

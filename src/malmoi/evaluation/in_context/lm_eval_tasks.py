@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from malmoi.errors import UsageError, ensure, explained, require_that
-from malmoi.evaluation.in_context.graders import (
-    Grader,
-    grade_choices,
-    grade_cloze,
-    grade_labels,
-    grade_likelihood,
-)
+from malmoi.evaluation.in_context import graders
 from malmoi.evaluation.in_context.run import InContextConfig, parse_shots, split_rows
 from malmoi.evaluation.kinds import grade_answers, grade_texts, kind_of, task_prompt
 from malmoi.evaluation.prompts import templated
@@ -166,11 +160,11 @@ def _shape(output: str, text: str, target: str, *metrics: str) -> HarnessConfig:
 
 
 # by how a kind is graded here, the harness's equivalent
-HARNESS_SHAPES: dict[Grader, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
-    grade_labels: _choices,
-    grade_choices: _choices,
-    grade_cloze: _cloze,
+HARNESS_SHAPES: dict[graders.Grader, Callable[[Task], tuple[HarnessConfig, HarnessDocument]]] = {
+    graders.grade_labels: _choices,
+    graders.grade_choices: _choices,
+    graders.grade_cloze: _cloze,
     grade_texts: _write,
     grade_answers: _write,
-    grade_likelihood: _text,
+    graders.grade_likelihood: _text,
 }

@@ -11,11 +11,10 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
-from malmoi.evaluation.task import Example, Task
-from malmoi.evaluation.tasks.glue import YES_NO, labelled
+from malmoi.evaluation.task import Example
 from malmoi.messages import msg
 from malmoi.text.records import Commas
-from malmoi.text.rows import BrokenRow, DataRow, any_rows, json_line_rows, table_rows, text_lines
+from malmoi.text.rows import BrokenRow, DataRow, json_line_rows, table_rows, text_lines
 
 LETTERS = "ABCDEFGH"  # of RACE's options
 swag_rows = partial(table_rows, dialect=Commas)  # some releases have an unnamed first column
@@ -180,63 +179,3 @@ def cbt(row: DataRow) -> Example:
     )
     question = row.text("question").replace("_", " ").replace("XXXXX", "_", 1)
     return Example(row.text("story"), question, options.index(row["answer"]), choices=options)
-
-
-QUESTION_PROMPT = "Question: {text}\nAnswer:"
-TASKS = (
-    Task(
-        "swag",
-        "choice",
-        swag_rows,
-        swag,
-        "what happens next in a scene?",
-        files=("train*", "val*"),
-        prompt="{text} {pair}",
-    ),
-    Task(
-        "race",
-        "choice",
-        race_rows,
-        race,
-        "exam questions about an article",
-        prompt="{text}\nQuestion: {pair}\nAnswer:",
-    ),
-    Task(
-        "copa",
-        "choice",
-        any_rows,
-        copa,
-        "which of two is the cause or the effect?",
-        files=("train*", "val*"),
-    ),
-    Task(
-        "story-cloze",
-        "choice",
-        swag_rows,
-        story_cloze,
-        "which of two endings fits a story of four sentences? (Mostafazadeh et al. 2016)",
-        files=("*val*", "*test*"),  # its training stories have no wrong endings
-    ),
-    Task("piqa", "choice", any_rows, piqa, "how is a goal reached?", prompt=QUESTION_PROMPT),
-    Task("arc", "choice", any_rows, arc, "school science questions", prompt=QUESTION_PROMPT),
-    Task(
-        "hellaswag",
-        "choice",
-        any_rows,
-        hellaswag,
-        "how does a scene continue?",
-        files=("*train*", "*val*"),
-    ),
-    Task("winograd", "choice", any_rows, winograd, "whom does a pronoun refer to?", gap="rest"),
-    Task("winogrande", "choice", any_rows, winograd, "which of two words fits a gap?", gap="rest"),
-    Task("cbt", "choice", cbt_rows, cbt, "which word is missing in a children's book?", gap="fill"),
-    labelled(
-        "boolq",
-        any_rows,
-        boolq,
-        "yes-or-no questions about a passage",
-        "{text}\nQuestion: {pair}?\nAnswer:",
-        YES_NO,
-    ),
-    Task("prompts", "choice", any_rows, query_example, "any JSON lines with query, choices, gold"),
-)

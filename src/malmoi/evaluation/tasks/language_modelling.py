@@ -116,6 +116,11 @@ def rewritten(rules: Rules, text: str) -> str:
     return text
 
 
+plain_text = detokenized(())
+wikitext = detokenized(WIKITEXT_RULES)
+ptb = detokenized(PTB_RULES)
+
+
 # ------------------------------------------------------------------ generation
 
 
@@ -124,6 +129,10 @@ def text_pair(sources: tuple[str, ...], targets: tuple[str, ...], row: DataRow) 
     text = row.text(next((name for name in sources if name in row.values), sources[0]))
     right = row.label(*targets)
     return Example(text.strip(), label=None if right is None else (right,))
+
+
+translation = partial(text_pair, ("source", "text"), ("target", "label"))
+summary = partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label"))
 
 
 # ------------------------------------------------------------------ minimal pairs
@@ -146,13 +155,6 @@ def kontrast(row: DataRow) -> Example:
     label = ("A", "B").index(str(right))
     return Example(choices[label], label=label, choices=choices)
 
-
-BLIMP = Task(
-    "blimp", "pairs", any_rows, blimp, "which of two sentences is English? 67 paradigms of grammar"
-)
-KONTRAST = Task(
-    "kontrast", "pairs", any_rows, kontrast, "which of two sentences is natural Korean?"
-)
 
 # ------------------------------------------------------------------ arithmetic, drawn from a seed
 
@@ -285,48 +287,4 @@ SCRAMBLED = (
     _scramble_task("anagram-2", "opoepnnt = opponent", partial(anagram, kept=2)),
     _scramble_task("random-insertion", "s.u!c/c!e.s s i/o/n = succession", random_insertion),
     _scramble_task("reversed-words", "stcejbo = objects", lambda word, rng: word[::-1]),
-)
-
-TASKS = (
-    Task("lambada", "cloze", lambada_rows, lambada, "the last word of a passage"),
-    Task(
-        "wikitext",
-        "text",
-        articles,
-        detokenized(WIKITEXT_RULES),
-        "how likely is Wikipedia, word by word?",
-    ),
-    Task(
-        "ptb",
-        "text",
-        whole_file,
-        detokenized(PTB_RULES),
-        "how likely is the Wall Street Journal of 1989?",
-    ),
-    Task("plain-text", "text", whole_file, detokenized(()), "how likely is a text, word by word?"),
-    Task(
-        "translation",
-        "writing",
-        any_rows,
-        partial(text_pair, ("source", "text"), ("target", "label")),
-        "translate a sentence into another language",
-        metrics=("bleu",),
-        prompt="{text} =",  # GPT-2 §3.7
-        separator="\n",
-        max_answer_tokens=64,
-    ),
-    Task(
-        "summary",
-        "writing",
-        any_rows,
-        partial(text_pair, ("article", "document", "text"), ("highlights", "summary", "label")),
-        "summarize a text in a few sentences",
-        metrics=("rouge_l",),
-        prompt="{text}\nTL;DR:",  # GPT-2 §3.6
-        max_answer_tokens=100,
-    ),
-    BLIMP,
-    KONTRAST,
-    *ARITHMETIC,
-    *SCRAMBLED,
 )

@@ -4,15 +4,13 @@ CoNLL-2003 (Tjong Kim Sang & De Meulder 2003) and the Korean set klp2016.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from malmoi.errors import MalmoiError
-from malmoi.evaluation.prompts import SQUAD_PROMPT
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.task import Example
 from malmoi.messages import msg
 from malmoi.metrics.labels import entities
 from malmoi.text.rows import BadRow, BrokenRow, DataRow, json_value, text_lines
@@ -51,14 +49,9 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
         raise BadRow(place, why, answer=answer) from None
 
 
-SQUAD = Task(
-    "squad",
-    "answer",
-    squad_questions,
-    squad_example,
-    about="where in a paragraph is the answer?",
-    prompt=SQUAD_PROMPT,
-)
+def squad_pair(row: DataRow) -> Example:
+    """A question and its paragraph."""
+    return Example(row.text("question"), row.text("context"), 0, id=str(row["id"]))
 
 
 # ------------------------------------------------------------------ named entities
@@ -92,6 +85,10 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
             yield DataRow({"words": words, "tags": tags}, f"{path}:{begun}")
 
 
+# klp2016: number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
+klp_sentences = partial(conll_sentences, split="\t", word=1)
+
+
 def _ends(line: str) -> bool:
     return not line.strip() or line.startswith(DOCUMENT_MARK)
 
@@ -123,45 +120,3 @@ def iob2(tags: list[str], place: str) -> list[str]:
     for label, first, last in entities(named):
         marked[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
     return marked
-
-
-CONLL2003 = Task(
-    "conll2003",
-    "tagging",
-    conll_sentences,
-    tagging_example,
-    about="which words name a person, a place, an organisation?",
-    files=("*train*", "*testa*"),
-    prompt="Text: {text}\nNames:",
-    max_answer_tokens=64,
-)
-
-TASKS = (
-    SQUAD,
-    replace(SQUAD, name="squad2", about="where is the answer, if there is one at all?"),
-    replace(
-        SQUAD,
-        name="korquad",
-        about="where in a Korean paragraph is the answer? (F1 by characters)",
-        metrics=("korquad_f1", "korquad_exact"),
-        files=("*train*", "*dev*"),
-        prompt="지문: {pair}\n질문: {text}\n답:",
-    ),
-    Task(
-        "squad-retrieval",
-        "retrieval",
-        squad_questions,
-        lambda row: Example(row.text("question"), row.text("context"), 0, id=str(row["id"])),
-        about="which paragraph answers a question?",
-    ),
-    CONLL2003,
-    replace(
-        CONLL2003,
-        name="klp2016",
-        # number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
-        rows=partial(conll_sentences, split="\t", word=1),
-        about="which Korean words name a person, a place, an organisation, a date, a time?",
-        files=("*train*", "*dev*"),
-        prompt="글: {text}\n이름:",
-    ),
-)
