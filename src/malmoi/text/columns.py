@@ -71,8 +71,13 @@ class GuessedColumns:
         names += [msg("label = {columns}", columns=columns)] if columns else []
         negatives = ", ".join(self.negatives)
         names += [msg("negatives = {negatives}", negatives=negatives)] if negatives else []
-        found = msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names))
-        return joined("", (found, self._about_labels()))
+        return joined(
+            "",
+            (
+                msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names)),
+                self._about_labels(),
+            ),
+        )
 
     def _about_labels(self) -> str:
         """How many labels there are, and how good a constant answer is."""
@@ -151,8 +156,9 @@ def guess_columns(
     table = Table(rows, list(rows[0]), source_name(data))
     note_missing_header(table.names, table.where)
     given = GivenColumns(kind, text, pair, label)
-    guess = _writing(table, given) or _flagged(table, given) or _labelled(table, given)
-    return guess.among(table.names)
+    return (_writing(table, given) or _flagged(table, given) or _labelled(table, given)).among(
+        table.names
+    )
 
 
 # ------------------------------------------------------------------ prompts and answers
@@ -366,8 +372,9 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
-    numbers = (number_of(value) for value in values)
-    return [number for number in numbers if number is not None and math.isfinite(number)]
+    return [
+        number for number in map(number_of, values) if number is not None and math.isfinite(number)
+    ]
 
 
 def _separator(values: Sequence[Any]) -> str | None:

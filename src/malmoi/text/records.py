@@ -269,9 +269,11 @@ def check_header(where: str, names: Sequence[str]) -> None:
 def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:
     """The column, if a table with these names has it."""
     if column not in names:
-        hint = nearest(column, names)
         raise MalmoiError(
-            "{data} has no column {name!r}.{hint}", data=where, name=column, hint=hint
+            "{data} has no column {name!r}.{hint}",
+            data=where,
+            name=column,
+            hint=nearest(column, names),
         )
     return column
 
@@ -317,8 +319,12 @@ def _parquet_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Recor
     row = unpacked // max(1, file.metadata.num_rows) + 1
     if row > MAX_LINE_CHARACTERS:
         refuse_bad_lines(path)(1, TOO_LONG)
-    size = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row))
-    yield from _batch_records(file.iter_batches(batch_size=size, columns=names), names)
+    yield from _batch_records(
+        file.iter_batches(
+            batch_size=max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row)), columns=names
+        ),
+        names,
+    )
 
 
 def _arrow_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
