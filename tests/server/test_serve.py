@@ -923,6 +923,7 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
         ) as answer:
             child.send_signal(signal.SIGTERM)
             assert events(answer)[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        assert "Ctrl-C again ends" in child.stderr.read()
         assert child.wait(20) == 143
     finally:
         child.kill()

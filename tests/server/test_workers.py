@@ -202,6 +202,7 @@ def test_nothing_stays_when_a_process_is_killed(folder: Path, victim: str) -> No
         with pytest.raises(httpx.ConnectError):
             get(f"{url}/health")
     assert victim == "server" or any("A process for HTTP ended with code -9" in x for x in said)
+    assert "Traceback" not in "".join(said)
 
 
 def test_a_stream_whose_server_dies_ends_with_an_error(folder: Path) -> None:
@@ -219,13 +220,14 @@ def test_a_stream_whose_server_dies_ends_with_an_error(folder: Path) -> None:
 
 
 def test_a_signal_drains_the_workers(folder: Path) -> None:
-    with served(folder, "--slots", "2") as (url, child, _):
+    with served(folder, "--slots", "2") as (url, child, said):
         one, stream = streaming(url)
         with one, stream as answer:
             lines = answer.iter_lines()
             next(lines)
             child.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
+        assert "Stopping when 1 request" in "".join(said)
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert child.wait(PATIENCE) == 143
