@@ -17,6 +17,7 @@ from malmoi.errors import MalmoiError, ensure, explained, nearest
 from malmoi.messages import msg, plural
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.system.packages import optional_package
+from malmoi.text.conllu import conllu_rows
 from malmoi.text.lines import (
     COMPRESSED,
     TOO_LONG,
@@ -364,6 +365,12 @@ def _excel_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records
     book.close()
 
 
+def _conllu_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
+    """Sentences of words and their parts of speech, as a table of taggings has them."""
+    for number, words, tags in conllu_rows(read_lines(path, bad)):
+        yield number, {"text": " ".join(words), "label": " ".join(tags)}
+
+
 RECORD_READERS: dict[str, Callable[[Path, OnBadLine, WantedColumns], Records]] = {
     ".tsv": table_records,
     ".txt": table_records,
@@ -373,4 +380,5 @@ RECORD_READERS: dict[str, Callable[[Path, OnBadLine, WantedColumns], Records]] =
     ".parquet": _parquet_records,
     ".xlsx": _excel_records,
     ".arrow": _arrow_records,
+    ".conllu": _conllu_records,
 }
