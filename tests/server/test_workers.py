@@ -220,14 +220,13 @@ def test_a_stream_whose_server_dies_ends_with_an_error(folder: Path) -> None:
 
 
 def test_a_signal_drains_the_workers(folder: Path) -> None:
-    with served(folder, "--slots", "2") as (url, child, said):
+    with served(folder, "--slots", "2") as (url, child, _):
         one, stream = streaming(url)
         with one, stream as answer:
             lines = answer.iter_lines()
             next(lines)
             child.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
-        assert "Stopping when 1 request" in "".join(said)
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert child.wait(PATIENCE) == 143

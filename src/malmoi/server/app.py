@@ -145,8 +145,8 @@ class Server(uvicorn.Server):
         """Stops accepting and exits once all requests are done; `now` cancels them."""
         if self.unfinished and not now:
             logger.info(
-                "Stopping when {requests} are done, after {seconds:g} s at the latest; Ctrl-C "
-                "again ends them at once.",
+                "Finishing {requests} first, for at most {seconds:g} s; Ctrl-C again stops at "
+                "once.",
                 requests=plural(self.unfinished, "request"),
                 seconds=self.settings.timeout,
             )
