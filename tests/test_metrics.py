@@ -175,6 +175,7 @@ def test_the_ways_to_mark_entities_agree() -> None:
     assert entities(["I-PER", "I-PER", "B-PER", "O", "I-LOC"]) == wanted  # IOB1
     assert entities(["B-PER", "I-PER", "B-PER", "O", "B-LOC"]) == wanted  # IOB2
     assert entities(["B-PER", "E-PER", "S-PER", "O", "S-LOC"]) == wanted  # BIOES
+    assert entities(["INTJ", "INTJ"]) == {("INTJ", 0, 0), ("INTJ", 1, 1)}  # a tag a word
     assert entities(["B-PER", "L-PER", "U-PER", "O", "U-LOC"]) == wanted  # BILOU
 
 

@@ -27,7 +27,7 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
-from malmoi.messages import StatusLog, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
@@ -72,7 +72,14 @@ class Setting:
             return self.shown
         if isinstance(value, tuple):
             return ",".join(map(str, value))
-        return f"{value:g}" if isinstance(value, float) else str(value)
+        # as a message's value it is not translated: a column may be called text
+        return joined("", [f"{value:g}" if isinstance(value, float) else str(value)])
+
+    def bounded(self, name: str) -> str:
+        """The name of its value between the bounds: 1≤N, 0<N≤1."""
+        limits = (("gt", "{:g}<"), ("ge", "{:g}≤"), ("", name), ("lt", "<{:g}"), ("le", "≤{:g}"))
+        within = {"": 0.0, **self.bounds}
+        return "".join(shape.format(within[key]) for key, shape in limits if key in within)
 
     def problem(self, value: Any, name: str) -> str:
         """What is wrong with a value, in a sentence; empty if it lies within the bounds."""

@@ -98,6 +98,18 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         b"text,when\na,1\nb,2\n",
         "No column of a.csv looks like labels (text, when): name it with --label COLUMN.",
     ),
+    "an unknown column of labels": (
+        ["--label", "lable"],
+        "a.csv",
+        encoded(f"text,label\n{GOOD}"),
+        "a.csv has no column 'lable'. Did you mean 'label'?",
+    ),
+    "texts without labels": (
+        [],
+        "a.txt",
+        b"a good film\na bad film\n" * 4,
+        "a.txt has one column (column1), but labels are needed",
+    ),
     "an unknown column": (
         ["classification", "--text", "txt"],
         "a.csv",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from malmoi.cli import run_command
-from malmoi.corpus import mix, ngrams, steps as stages
+from malmoi.corpus import build, mix, ngrams, steps as stages
 from malmoi.corpus.build import run_build
 from malmoi.corpus.clean import clean, clean_columns
 from malmoi.corpus.columns import Shard, TextColumn, text_columns
@@ -651,6 +651,29 @@ def test_folders_that_cannot_be_written_to(tmp_path: Path) -> None:
     run_build([source], tmp_path / "out", seed=1, overwrite=True)
     with pytest.raises(MalmoiError, match=r"Every document was dropped \(too short 1\)"):
         run_build([write(tmp_path / "short" / "a.jsonl", ["too short"])], tmp_path / "none")
+    # corrected, it starts over
+    done = run_build([tmp_path / "short" / "a.jsonl"], tmp_path / "none", min_words=1)
+    assert done["finished"]["mix"]["shards"] == 1
+
+
+def test_work_of_an_older_version_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in" / "web.jsonl", [prose(n) for n in range(3)])
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_finalize", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_build([source], tmp_path / "out")
+    marks = tmp_path / "out" / "work" / "00000.marks.npz"
+    with np.load(marks) as found:
+        np.savez(marks, exact=found["exact"], signatures=found["bands"].T)
+    with pytest.raises(MalmoiError, match=r"another version of Malmoi left it.*--overwrite"):
+        run_build([source], tmp_path / "out")
+    run_build([source], tmp_path / "out", overwrite=True)
 
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,22 @@ def test_what_is_put_together_can_be_cut_again(shared: Path) -> None:
     assert [cut_again(line) for line in rewritten(PTB_RULES, text).split("\n")] == text.split("\n")
 
 
+def test_universal_dependencies_are_a_tagging(tmp_path: Path) -> None:
+    def line(number: str, word: str, tag: str) -> str:
+        return "\t".join((number, word, "_", tag, *"______")) + "\n"
+
+    sentence = line("1-2", "I'm", "_") + line("1", "I", "PRON") + line("2", "'m", "AUX")
+    text = f"# text = I'm\n{sentence}{line('2.1', 'here', '_')}\n{line('1', 'Go', 'VERB')}\n"
+    path = tmp_path / "en.conllu.xz"
+    path.write_bytes(lzma.compress(text.encode()))
+    task, _ = guess_task(None, path)
+    rows = load_examples(task, path).rows
+    assert [(e.words, e.label, e.place) for e in rows] == [
+        (("I", "'m"), ("PRON", "AUX"), f"{path}:3"),
+        (("Go",), ("VERB",), f"{path}:7"),
+    ]
+
+
 def test_custom_columns_in_any_file(tmp_path: Path) -> None:
     csv = write(tmp_path / "a.csv", 'review,stars\n"good, really",5\nbad,1\n')
     jsonl = write(tmp_path / "a.jsonl", '{"review": "good", "stars": 5}\n')

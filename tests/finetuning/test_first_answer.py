@@ -165,6 +165,7 @@ def test_the_fine_tuned_model_is_kept_if_the_held_out_rows_prefer_it(
     said = re.search(r"accuracy (\S+) on .* that learnt from 16 of 486 rows", caplog.text)
     assert said is not None
     assert float(said[1]) < done.metrics["accuracy"]
+    assert "the fine-tuned model is better than the frozen model: it is the result" in caplog.text
     kind = json.loads((tmp_path / "o" / "config.json").read_text("utf-8"))["architectures"]
     assert kind == ["BertForSequenceClassification"]
 

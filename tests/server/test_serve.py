@@ -25,6 +25,7 @@ import openai
 import pytest
 import torch
 import transformers as hf
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 
@@ -32,7 +33,9 @@ import malmoi
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
+from malmoi.server.app import Server
 from malmoi.server.config import ServeConfig
+from malmoi.server.middleware import ServerState
 from malmoi.server.model_registry import ModelRegistry, distinct_names
 from malmoi.tokenizer import train_tokenizer
 
@@ -927,6 +930,15 @@ def test_the_command_serves_and_stops_in_order(folder: Path, tmp_path: Path) -> 
     finally:
         child.kill()
         child.stderr.close()
+
+
+def test_a_stop_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    app = FastAPI()
+    app.state.gate = ServerState(in_flight=2)
+    with caplog.at_level("INFO", "malmoi"):
+        Server(app, ServeConfig(timeout=9)).stop()
+    said = "Finishing 2 requests first, for at most 9 s; Ctrl-C again stops at once."
+    assert caplog.messages == [said]
 
 
 def test_a_port_in_use_is_reported() -> None:

@@ -202,6 +202,7 @@ def test_nothing_stays_when_a_process_is_killed(folder: Path, victim: str) -> No
         with pytest.raises(httpx.ConnectError):
             get(f"{url}/health")
     assert victim == "server" or any("A process for HTTP ended with code -9" in x for x in said)
+    assert "Traceback" not in "".join(said)
 
 
 def test_a_stream_whose_server_dies_ends_with_an_error(folder: Path) -> None:

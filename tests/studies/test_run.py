@@ -1,14 +1,17 @@
 """Studies: cells are done once, a stopped study resumes, verdicts follow from numbers."""
 
 import json
+import multiprocessing
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from malmoi.cli.app import run_command
+from malmoi.studies import run
 from malmoi.studies.data import public_tasks, write_rows
 from malmoi.studies.report import Claim, StudyResults, lower_is_better, result_rows, write_pages
 from malmoi.studies.run import StudyRunConfig, finished_cells, run_cells, run_study
@@ -85,6 +88,28 @@ def test_a_signal_ends_a_study_after_the_cells_that_run(tmp_path: Path) -> None:
     assert len(finished_cells(cells, tmp_path)) == 1
     assert run_cells(cells, tmp_path) == []
     assert len(finished_cells(cells, tmp_path)) == 3
+
+
+def hanging(judged: JudgedModel, note: str) -> dict[str, float]:
+    """Notes its process, asks the study to stop, and never ends."""
+    Path(note).write_text(str(os.getpid()))
+    os.kill(os.getppid() if multiprocessing.parent_process() else os.getpid(), signal.SIGTERM)
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_that_hangs_ends_with_the_study(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "GRACE", 0.5)
+    note = tmp_path / "note"
+    cells = [Cell("row", 0, partial(hanging, note=str(note)))]
+    with pytest.raises(Stopped):
+        run_cells(cells, tmp_path, workers)
+    if workers > 1:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(note.read_text()), 0)
 
 
 def models_ready(judged: JudgedModel, models: str) -> dict[str, float]:

@@ -221,6 +221,7 @@ def test_mistakes_are_sentences(
             ["study", "in-contxt", "--out", str(tmp_path)],
             "There is no study 'in-contxt'. Did you mean 'in-context'?",
         ),
+        (["study", "in-contxt"], "There is no study 'in-contxt'."),  # said before a folder is
         (["study", "in-context"], "needs a folder"),
     ):
         assert run_command(words) == 2

@@ -337,14 +337,20 @@ def test_four_processes_share_layers_shards_and_copies_and_two_go_on(
     [
         ("gpt2-small", {}, "needs train.parallel=fsdp or hybrid, and a multiple of 2 processes"),
         ("gpt2-small", {"model.heads": 3, "train.parallel": "fsdp"}, "does not divide the 3 heads"),
+        (
+            "gpt2-small",
+            {"train.parallel": "hybrid"},
+            "does not divide the 1 processes of a machine",
+        ),
         ("lstm", {"train.parallel": "fsdp"}, "for layers whose heads are alike"),
         ("transformer-small", {"train.parallel": "fsdp"}, "for layers whose heads are alike"),
     ],
 )
 def test_what_processes_cannot_share_is_refused(
-    recipe: str, settings: dict[str, Any], sentence: str
+    recipe: str, settings: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = named_recipe(recipe).override(settings)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(UsageError, match=sentence):
         check_parallel(chosen.model, ProcessGroup(world=2, tensor=2), chosen.train.parallel)
 

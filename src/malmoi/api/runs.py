@@ -120,7 +120,9 @@ def finetune(
     from malmoi.finetuning.finetune import run_finetuning
 
     given: dict[str, Any] = merge_settings(options)
-    chosen = _task(task, data, {name: given.pop(name, None) for name in COLUMNS})
+    # with labels alone, the test rows have the columns
+    read = dev if data is None else data
+    chosen = _task(task, read, {name: given.pop(name, None) for name in COLUMNS})
     with listening(progress):
         return run_finetuning(model, chosen, () if data is None else data, out, dev, **given)
 

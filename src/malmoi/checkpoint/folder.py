@@ -26,7 +26,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, first_line, nearest, require_that, required
 from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.pair import shipped
+from malmoi.pair import BERT, GPT, shipped
 from malmoi.system.files import write_json
 from malmoi.system.limits import MAX_CLASSES, MAX_CONTEXT_TOKENS, shown
 from malmoi.system.packages import optional_package
@@ -367,7 +367,7 @@ def _download(name: str) -> Path:
             "There is no folder {name!r}, nor could the hub send one ({error}).{hint}",
             name=name,
             error=first_line(error),
-            hint=similar_path(Path(name)),
+            hint=similar_path(Path(name)) or nearest(name, (BERT, GPT)),
         ) from error
 
 

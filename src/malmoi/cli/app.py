@@ -4,6 +4,8 @@
 torch.
 """
 
+import atexit
+import gc
 import os
 import re
 import signal
@@ -215,8 +217,9 @@ def _with_record_options(verb: Callable[..., None]) -> Callable[..., None]:
         collected = {name: one.collect(values) for name, one in records.items()}
         verb(**values, **collected)
 
-    keyword = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in spread]
-    command.__signature__ = Signature(keyword)  # type: ignore[attr-defined]
+    command.__signature__ = Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=Parameter.KEYWORD_ONLY) for one in spread]
+    )
     return command
 
 
@@ -244,8 +247,9 @@ def _type_name(annotation: Any) -> str:
 
 def _about(thing: Callable[..., None] | ModuleType) -> str:
     """The command's docstring, one line per paragraph, to be wrapped at the terminal's width."""
-    paragraphs = cleandoc(thing.__doc__ or "").split("\n\n")
-    return "\n\n".join(_paragraph(" ".join(text.split())) for text in paragraphs)
+    return "\n\n".join(
+        _paragraph(" ".join(text.split())) for text in cleandoc(thing.__doc__ or "").split("\n\n")
+    )
 
 
 def _paragraph(text: str) -> str:
@@ -305,6 +309,7 @@ def main() -> NoReturn:
     # reads this variable when it is loaded.
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     sleep_soon()
+    atexit.register(gc.freeze)  # looking through what torch has left takes half a second
     code = run_command(sys.argv[1:])
     # NCCL would wait for the other processes on exit
     if code and os.environ.get("WORLD_SIZE", "1") != "1":

@@ -9,7 +9,7 @@ from malmoi.api.records import CorpusInputs
 from malmoi.api.tools import build_corpus
 from malmoi.cli import shared as cli
 from malmoi.corpus.config import CorpusConfig
-from malmoi.messages import plural
+from malmoi.messages import plural, translate
 from malmoi.system.machine import this_machine
 from malmoi.system.run_folder import FINISHED
 
@@ -40,13 +40,17 @@ def build_command(
 
 
 def _print_report(finished: dict[str, Any], out: Path) -> None:
-    from malmoi.corpus.columns import control_sentence
+    from malmoi.corpus.columns import control_sentence, describe_rules
 
     if sentence := control_sentence(finished.get("control", {})):
         cli.say(sentence)
-    cli.print_table(
-        ("stage", "documents in", "documents kept", "characters kept", "reasons"),
-        [_row(*i) for i in finished["steps"].items()],
+    steps = (
+        (step, *(f"{n:,}" for n in (*one["documents"], one["characters"][1])),
+         describe_rules(one["rules"]))
+        for step, one in finished["steps"].items()
+    )  # fmt: skip
+    cli.print_facts(
+        ("stage", "documents in", "documents kept", "characters kept", "reasons"), steps
     )
     shares = [
         (s["source"], f"{s['documents'][0]:,}", f"{s['epochs']:.2f}", f"{s['documents'][1]:,}",
@@ -54,12 +58,5 @@ def _print_report(finished: dict[str, Any], out: Path) -> None:
         for s in finished["mix"]["shares"]
     ]  # fmt: skip
     columns = ("source", "documents read", "times", "documents written", "characters", "share")
-    cli.print_table(columns, shares)
+    cli.print_table(list(map(translate, columns)), shares)
     cli.print_result(f"{out}: " + plural(finished["mix"]["shards"], "shard"))
-
-
-def _row(step: str, stats: dict[str, Any]) -> tuple[str, ...]:
-    (came, kept), (_, characters) = stats["documents"], stats["characters"]
-    rules = sorted(stats["rules"].items(), key=lambda item: -item[1])
-    reasons = ", ".join(f"{rule} {n:,}" for rule, n in rules)
-    return (step, f"{came:,}", f"{kept:,}", f"{characters:,}", reasons)

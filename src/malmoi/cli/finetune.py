@@ -80,7 +80,9 @@ def finetune_command(
     from malmoi.evaluation.guess import guess_task
     from malmoi.evaluation.kinds import head_kind
 
-    task = announced(*guess_task(name or None, rows or None, **cli.parsed_columns(columns)))
+    # with labels alone, the test rows have the columns
+    read = rows or dev or None
+    task = announced(*guess_task(name or None, read, **cli.parsed_columns(columns)))
     base = model or (GPT if head_kind(task).writes else BERT)
     if model is None:
         cli.note(introduction(base))

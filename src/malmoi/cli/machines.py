@@ -267,7 +267,10 @@ def launch_command(
         ..., "The command, as on one machine, after --.", metavar="-- pretrain …"
     ),
     gpus: int | None = cli.option(
-        None, "GPUs of each machine, or processes without any.", shown="those of this machine"
+        None,
+        "GPUs of each machine, or processes without any.",
+        shown="those of this machine",
+        metavar="1≤N",
     ),
     engine: Engine = cli.option(
         "torchrun", "What starts the processes: torchrun, slurm, kubernetes or ray.", "--on"

@@ -129,7 +129,8 @@ def _typed(one: Setting) -> Any:
 
 def _option(one: Setting) -> Any:
     """An option's names, help and default in words."""
-    more: dict[str, Any] = {"metavar": one.metavar or one.unit.upper() or None}
+    named = one.metavar or one.unit.upper()
+    more: dict[str, Any] = {"metavar": one.bounded(named or "N") if one.bounds else named or None}
     if one.env:
         more |= {"envvar": one.env, "show_envvar": True}
     if one.unit:
@@ -355,8 +356,8 @@ def print_rows(
 
 
 def print_facts(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table of words rather than of data: its cells are translated too."""
-    print_table(columns, [[translate(cell) for cell in row] for row in rows])
+    """Prints a table of words rather than of data: all of it is translated."""
+    print_table([*map(translate, columns)], [[translate(cell) for cell in row] for row in rows])
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,7 @@ from malmoi.api.records import StudySettings
 from malmoi.api.run_options import DeviceOptions
 from malmoi.api.runs import study
 from malmoi.cli import shared as cli
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, required
 from malmoi.messages import language, translate
 
 # ------------------------------------------------------------------ studies
@@ -35,10 +35,12 @@ def study_command(
     """
     if name is None:
         return _list_studies(json)
-    if out is None:
-        raise UsageError("The study {name} needs a folder: --out runs/{name}", name=name)
     cli.load_torch()
-    result = study(name, out=out, data=[*(data or ()), *ctx.args], **options)
+    from malmoi.studies.study import named_study
+
+    named_study(name)  # an unknown one is refused before a folder is asked for
+    folder = required(out, "The study {name} needs a folder: --out runs/{name}", name=name)
+    result = study(name, out=folder, data=[*(data or ()), *ctx.args], **options)
     cli.print_one(json, result.facts, result.report.read_text("utf-8").rstrip("\n"))
 
 

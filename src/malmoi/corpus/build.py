@@ -5,6 +5,7 @@ shards at once (menus, the classifier, duplicates, shares). Every write is atomi
 resumes.
 """
 
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -20,7 +21,14 @@ from numpy.typing import NDArray
 
 from malmoi.corpus import mix, steps as stages
 from malmoi.corpus.clean import clean, menus
-from malmoi.corpus.columns import IndexArray, Shard, StepStats, total_control_names, total_stats
+from malmoi.corpus.columns import (
+    IndexArray,
+    Shard,
+    StepStats,
+    describe_rules,
+    total_control_names,
+    total_stats,
+)
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
@@ -42,7 +50,7 @@ from malmoi.corpus.steps import (
     read_arrays,
     write_arrays,
 )
-from malmoi.errors import MalmoiError, UsageError, ensure, require_that
+from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that
 from malmoi.messages import StatusLog
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
@@ -51,6 +59,7 @@ from malmoi.text.documents import DocumentBatch, read_documents
 
 logger = StatusLog(__name__)
 
+FAILED = "failed"  # in the record of a build that ended in an error
 PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a page is small
 
 # The corpus folder, and the record of the build it holds
@@ -63,17 +72,28 @@ def corpus_folder(out: Path) -> RunFolder:
 
 
 def begin_build(out: Path, record: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any]:
-    """Opens the folder's record for this build; rejects folders with other builds or files."""
-    if overwrite:
+    """Opens the folder's record for this build; rejects folders with other builds or files.
+
+    A build that ended in an error is discarded where it is corrected.
+    """
+    if overwrite or _failed_otherwise(out, record):
         _forget(out)
     # another part of the build may be writing the record
-    passing = (LOCK_NAME, PARTIAL_SUFFIX)
-    others = any(not file.name.endswith(passing) for file in out.iterdir())
-    ours = not others or (out / "corpus.json").is_file()
-    require_that(ours, "{out} is not empty and holds no corpus; choose another folder.", out=out)
+    others = any(not file.name.endswith((LOCK_NAME, PARTIAL_SUFFIX)) for file in out.iterdir())
+    require_that(
+        not others or (out / "corpus.json").is_file(),
+        "{out} is not empty and holds no corpus; choose another folder.",
+        out=out,
+    )
     found = corpus_folder(out).begin(record)
     (out / "work").mkdir(exist_ok=True)
     return found
+
+
+def _failed_otherwise(out: Path, record: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a build of other settings that ended in an error."""
+    before = corpus_folder(out).read()
+    return FAILED in before and before != {**json.loads(json.dumps(record)), FAILED: True}
 
 
 def _forget(out: Path) -> None:
@@ -193,7 +213,11 @@ def _run_plan(plan: CorpusPlan, *, overwrite: bool) -> dict[str, Any]:
                 _work_on_part(plan)
             return found
         else:
-            corpus_folder(plan.out).finish(record, _work(plan))
+            try:
+                corpus_folder(plan.out).finish(record, _work(plan))
+            except MalmoiError:
+                write_json(corpus_folder(plan.out).path, {**record, FAILED: True})
+                raise
             found = corpus_folder(plan.out).read()
         if not part:
             shutil.rmtree(plan.work.folder, ignore_errors=True)
@@ -219,10 +243,9 @@ def _work(plan: CorpusPlan) -> dict[str, Any]:
         step: total_stats(plan.work.account(n, stage)[step] for n in shards)
         for step, stage in STEP_FILES.items()
     }
-    told = {step: stats.to_dict() for step, stats in steps.items() if stats.documents[0]}
     return {
         "bad": about["bad"],
-        "steps": told,
+        "steps": {step: one.to_dict() for step, one in steps.items() if one.documents[0]},
         "control": total_control_names(plan.work.account(n, "lines")["control"] for n in shards),
         "mix": _mix(plan, shards, steps),
     }
@@ -250,10 +273,18 @@ def _work_on_part(plan: CorpusPlan) -> None:
 def _filter(plan: CorpusPlan, shards: range) -> None:
     with plan.lock():
         _prepare(plan, shards)
-    left = _left(plan, "filtered", shards)
-    _run(plan, "filter", [(stages.filter_shard, (plan.work, n)) for n in left])
+    _run(
+        plan,
+        "filter",
+        [(stages.filter_shard, (plan.work, n)) for n in _left(plan, "filtered", shards)],
+    )
 
 
+@explained(
+    (KeyError, FileNotFoundError),
+    "The unfinished build in this folder cannot go on ({reason}): another version of Malmoi left "
+    "it, or files of it are gone. Start over with --overwrite (overwrite=True).",
+)
 def _finalize(plan: CorpusPlan, shards: range) -> None:
     with plan.lock():
         twins = _find_duplicates(plan, shards)
@@ -281,8 +312,10 @@ def _read(plan: CorpusPlan) -> dict[str, Any]:
         return read_account(path)
     if plan.config.links:
         with plan.lock():
-            links = LinkList.read(Path(plan.config.links), plan.config.min_score)
-            write_arrays(plan.work.folder / "links.npz", vars(links))
+            write_arrays(
+                plan.work.folder / "links.npz",
+                vars(LinkList.read(Path(plan.config.links), plan.config.min_score)),
+            )
     found = Counter[str]()
     plan.pool.run(_clean_jobs(plan, found), "read and clean")
     bad = [line for source in plan.sources for line in source.reader.describe()]
@@ -321,8 +354,9 @@ def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[l
 
 
 def _reach(texts: Sequence[str], characters: int) -> int:
-    totals = accumulate(map(len, texts))
-    return next(number for number, total in enumerate(totals, 1) if total >= characters)
+    return next(
+        number for number, total in enumerate(accumulate(map(len, texts)), 1) if total >= characters
+    )
 
 
 # ------------------------------------------------------------------ steps that need all shards
@@ -400,9 +434,9 @@ def _mix(plan: CorpusPlan, shards: range, steps: Mapping[str, StepStats]) -> dic
     sources, characters, draws = map(np.concatenate, zip(*kept, strict=True))
     if not len(characters):
         rules = sum((stats.rules for stats in steps.values()), Counter[str]())
-        why = ", ".join(f"{rule} {count:,}" for rule, count in rules.most_common())
         raise MalmoiError(
-            "Every document was dropped ({why}): see --set min_words=… and --steps.", why=why
+            "Every document was dropped ({why}): see --set min_words=… and --steps.",
+            why=describe_rules(rules),
         )
     copies, shares = _copies(plan, sources, characters, draws)
     parts = np.split(copies, np.cumsum([len(numbers) for numbers, *_ in kept])[:-1])

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.messages import msg, plural
+from malmoi.messages import joined, msg, plural
 from malmoi.text.documents import Document, DocumentBatch
 
 BATCH_BYTES = 1 << 19  # of texts handled in one call, so that its own cost is small
@@ -75,8 +75,9 @@ class TextColumn:
 
     def packed(self) -> "TextColumn":
         """The texts one after another, in a buffer of their own."""
-        data = b"".join(self.stretches())
-        return TextColumn.one_by_one(data, self.ends - self.begins, self.characters)
+        return TextColumn.one_by_one(
+            b"".join(self.stretches()), self.ends - self.begins, self.characters
+        )
 
     def stretches(self) -> Iterator[memoryview]:
         """The bytes of all texts; of texts that follow each other in the buffer as one."""
@@ -273,6 +274,12 @@ def total_stats(parts: Iterable[dict[str, Any]]) -> StepStats:
     return found
 
 
+def describe_rules(rules: Mapping[str, int]) -> str:
+    """How often each rule dropped a text, the most frequent first."""
+    counts = Counter(rules).most_common()
+    return joined(", ", (joined(" ", (msg(rule), f"{count:,}")) for rule, count in counts))
+
+
 # ------------------------------------------------------------------ names of control tokens
 
 # Harmless as text, but suspicious; a corpus is built before its vocabulary, so these are the names
@@ -300,8 +307,10 @@ def total_control_names(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         documents += part["documents"]
         names.update(part["names"])
-    ordered = sorted(names.items(), key=lambda item: (-item[1], item[0]))
-    return {"documents": documents, "names": dict(ordered)}
+    return {
+        "documents": documents,
+        "names": dict(sorted(names.items(), key=lambda item: (-item[1], item[0]))),
+    }
 
 
 def control_sentence(found: Mapping[str, Any]) -> str:

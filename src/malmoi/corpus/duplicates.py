@@ -47,8 +47,7 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
     native = native_ngrams()
     exact = np.empty(len(group), np.uint64)
     if native is None:
-        parts = (group.part(row).hashes for row in range(len(group)))
-        exact[:] = [_polynomial(hashes) for hashes in parts]
+        exact[:] = [_polynomial(group.part(row).hashes) for row in range(len(group))]
     else:
         native["hash_texts"](len(group), BASE, group.words.hashes, group.firsts, group.lasts, exact)
     for row in np.flatnonzero(group.firsts == group.lasts).tolist():
@@ -57,8 +56,7 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
 
 
 def _polynomial(hashes: HashArray) -> np.uint64:
-    powers = np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]
-    return np.uint64((hashes * powers).sum())
+    return np.uint64((hashes * np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]).sum())
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
@@ -160,5 +158,6 @@ def duplicates(
 ) -> tuple[DuplicateIndices, DuplicateIndices]:
     """For each document its exact and its near duplicate among earlier ones; −1: none."""
     equal = exact_duplicates(exact)
-    left = np.flatnonzero(equal < 0)
-    return equal, near_duplicates(signatures, config.rows, config.similar, left)
+    return equal, near_duplicates(
+        signatures, config.rows, config.similar, np.flatnonzero(equal < 0)
+    )

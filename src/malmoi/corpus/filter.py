@@ -421,8 +421,9 @@ def blocked_domains(config: CorpusConfig) -> frozenset[str]:
 def selection_record(config: CorpusConfig) -> dict[str, object]:
     """What determines the selection besides the settings; empty if all documents are kept."""
     path = config.links
-    is_there = not path or Path(path).is_file()
-    require_that(is_there, "The link list {path} does not exist.", path=path)
+    require_that(
+        not path or Path(path).is_file(), "The link list {path} does not exist.", path=path
+    )
     links = FileSource(Path(path), "").fingerprint() if path else []
     domains = sorted(blocked_domains(config))
     return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}

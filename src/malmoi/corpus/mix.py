@@ -111,8 +111,13 @@ class NamedSource:
 
     def about(self) -> dict[str, Any]:
         r = self.reader
-        sizes = {"files": len(r.files), "bytes": r.size}
-        return {"name": self.name, "given": self.given, **sizes, "is": r.fingerprint()}
+        return {
+            "name": self.name,
+            "given": self.given,
+            "files": len(r.files),
+            "bytes": r.size,
+            "is": r.fingerprint(),
+        }
 
     def clash(self, out: Path) -> str | None:
         """The path of this source that is inside the folder or contains it, if any."""

@@ -77,8 +77,9 @@ class HashedTexts:
     def where(self, wanted: NDArray[np.bool_]) -> "HashedTexts":
         if wanted.all():
             return self
-        bounds = (self.firsts[wanted], self.lasts[wanted])
-        return HashedTexts(self.texts.take(wanted), self.words, *bounds)
+        return HashedTexts(
+            self.texts.take(wanted), self.words, self.firsts[wanted], self.lasts[wanted]
+        )
 
     def part(self, number: int) -> HashedWords:
         here = slice(self.firsts[number], self.lasts[number])
@@ -121,8 +122,7 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
     """Which values are in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
-    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
-    return np.equal(nearest, values)
+    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
 
 
 @cache

@@ -59,7 +59,8 @@ def guess_task(
         return task_on_columns(name or CLASSIFICATION.name, **columns), None
     folder = isinstance(data, str | Path) and file_list(data)[0].is_dir()
     several = not isinstance(columns.get("label") or "", str)
-    name = KIND_ALIASES.get(name or "", name)
+    tagged = is_files(data) and any(".conllu" in file.suffixes for file in file_list(data))
+    name = KIND_ALIASES.get(name or "", name) or (TAGGING.name if tagged else None)
     if not any(columns.values()) and (known := _published_format(name, data)):
         logger.info("{data} has the format of {task}.", data=file_list(data)[0], task=known)
         return named_task(known), None

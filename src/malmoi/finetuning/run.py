@@ -352,6 +352,11 @@ class _Run:
             trainer.log.close()
             frozen = read_checkpoint(self.rival.folder, device=work.device)
             return results.judged_run(work, self.settings, frozen, trainer.state.step)
+        if self.rival is not None and work.held:
+            logger.info(
+                "On held-out rows the fine-tuned model is better than {rival}: it is the result.",
+                rival=msg(self.rival.name),
+            )
         done = trainer.judge(lambda: results.judge(work, self.reading, held.chosen))
         return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 

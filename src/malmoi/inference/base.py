@@ -112,9 +112,10 @@ class LoadedModel:
         self._require_text_input(verb)
         if head not in self.network.heads:
             raise UsageError(
-                "This model cannot {verb}: it has no {head} head. It can: {can}.",
+                "This model cannot {verb}: it has no {head} head, only {heads}. It can: {can}.",
                 verb=verb,
                 head=head,
+                heads=", ".join(self.network.heads) or msg("none"),
                 can=", ".join(verb for verb in self.abilities if verb != "stream"),
             )
 

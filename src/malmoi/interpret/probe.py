@@ -7,13 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_known, require_that
+from malmoi.errors import MalmoiError, UsageError, explained, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_batches
 from malmoi.model import Activations
@@ -21,14 +20,13 @@ from malmoi.system.optimizers import lean
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
 from malmoi.text.columns import guess_columns
+from malmoi.text.conllu import conllu_rows
 from malmoi.text.rows import BadRow, any_rows, text_lines
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.windows import WordPieces, word_pieces
 
 # a text and its label, or the words of a sentence and a label for each
 ProbeRow = tuple[str, str] | tuple[Sequence[str], Sequence[str]]
-CONLLU_COLUMNS = {"upos": 3, "xpos": 4, "deprel": 7}  # of the ten columns
-CONLLU_FIELDS = 10
 TEST_SHARE = 0.2
 MAX_EXAMPLES = 4000  # words or texts that are read, the tested ones included
 RIDGE = 1e-3  # × |W|² beside the mean loss, on vectors of unit variance
@@ -262,7 +260,7 @@ def _with_control(examples: LayerVectors, known: LayerVectors, seed: int) -> Lay
 def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
     """Rows of a CoNLL-U file (`label`: upos, xpos or deprel), or of a table with text and label."""
     if ".conllu" in path.suffixes:
-        return list(conllu_rows((line for _, line in text_lines(path)), label or "upos"))
+        return [row[1:] for row in conllu_rows(text_lines(path), label or "upos")]
     found = guess_columns(path, label=label)
     if not isinstance(found.label, str):
         raise MalmoiError(
@@ -271,32 +269,3 @@ def read_probe_rows(path: Path, label: str | None = None) -> list[ProbeRow]:
     with explained(BadRow, "{error}."):
         rows = any_rows(path, (found.text, found.label))
         return [(row.text(found.text), str(row[found.label])) for row in rows]
-
-
-def conllu_rows(lines: Iterable[str], column: str = "upos") -> Iterator[ProbeRow]:
-    """The sentences of CoNLL-U lines: words, and one of their columns."""
-    require_known(
-        column,
-        CONLLU_COLUMNS,
-        "CoNLL-U has no column {name!r} to probe; choose one of {columns}.{hint}",
-        columns=", ".join(CONLLU_COLUMNS),
-    )
-    for ends, some in groupby(enumerate(lines, 1), key=lambda numbered: not numbered[1].strip()):
-        rows = [_conllu_cells(*one) for one in some if not ends and not one[1].startswith("#")]
-        # neither ranges of words nor empty nodes
-        words = [cells for cells in rows if cells[0].isdigit()]
-        if words:
-            labels = [cells[CONLLU_COLUMNS[column]] for cells in words]
-            yield [cells[1].replace(" ", "") for cells in words], labels
-
-
-def _conllu_cells(number: int, line: str) -> list[str]:
-    cells = line.rstrip("\n").split("\t")
-    ensure(
-        len(cells) == CONLLU_FIELDS,
-        "Line {number} is not CoNLL-U: it has {cells} columns instead of {fields}.",
-        number=number,
-        cells=len(cells),
-        fields=CONLLU_FIELDS,
-    )
-    return cells

@@ -184,9 +184,11 @@ def _entities(tags: tuple[str, ...]) -> frozenset[tuple[str, int, int]]:
 
 @lru_cache(maxsize=1000)
 def _parts(tag: str) -> tuple[str, str]:
-    """B-PER or B_PER → ("B", "PER"); a tag without a label gets the label _."""
-    mark = {"L": "E", "U": "S"}.get(tag[:1], tag[:1])
-    return ("O", "") if tag == "O" or not tag else (mark, tag[2:] or "_")
+    """B-PER or B_PER → ("B", "PER"); B alone gets the label _, and NOUN is one on its own."""
+    if tag in ("O", ""):
+        return "O", ""
+    mark = {"L": "E", "U": "S"}.get(tag[0], tag[0])
+    return (mark, tag[2:] or "_") if mark in "BIES" and tag[1:2] in ("", "-", "_") else ("S", tag)
 
 
 def _entity_counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:

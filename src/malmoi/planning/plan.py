@@ -58,8 +58,14 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        state = self.weights + self.gradients + self.optimizer
-        return state + self.copies + self.exchange + self.activations
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.copies
+            + self.exchange
+            + self.activations
+        )
 
     def to_dict(self, room: float) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "fits": self.total <= room}
@@ -81,8 +87,9 @@ class DeviceLayout:
     def memory(self, micro: int) -> MemoryUse:
         """Memory use with this many sequences per pass."""
         activations = activation_bytes(self.recipe, micro, half=self.half, device="cuda")
-        passes = -(-self.share // micro)
-        return replace(self.fixed, micro=micro, passes=passes, activations=activations)
+        return replace(
+            self.fixed, micro=micro, passes=-(-self.share // micro), activations=activations
+        )
 
     def best(self, room: float) -> MemoryUse:
         """With the recipe's micro-batch, or the largest that fits; if none does, the least use."""
@@ -149,8 +156,13 @@ def device_layouts(
     several = ("ddp", "fsdp") if gpus <= GPUS_OF_A_MACHINE else ("ddp", "fsdp", "hybrid")
     for way in ("one", *several) if gpus > 1 else ("one",):
         for again in (False, True):
-            chosen = _checkpointed(recipe, again=again)
-            yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half=half)
+            yield device_layout(
+                network,
+                _checkpointed(recipe, again=again),
+                way,
+                1 if way == "one" else gpus,
+                half=half,
+            )
 
 
 # ------------------------------------------------------------------ a run

@@ -179,8 +179,8 @@ def _cells(text: str) -> int:
 
 def _amount(event: Progress) -> str:
     verb = translate(event.verb)
-    # the bar and the time left say it, or the work cannot be counted
-    if event.unit == "seconds" or (event.total is None and not event.unit):
+    # the bar and the time left say it, or the work cannot be counted, or not yet
+    if event.unit == "seconds" or (event.total is None and not (event.unit and event.done)):
         return verb
     total = "" if event.total is None else f"/{event.total:,.0f}"
     if language() == "ko":

@@ -16,6 +16,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError
+from malmoi.messages import StatusLog, plural
 from malmoi.server import error_replies
 from malmoi.server.api import chat, completions, embeddings, other_servers, predictions, service
 from malmoi.server.config import ServeConfig
@@ -24,6 +25,7 @@ from malmoi.server.link import Mailbox
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
+logger = StatusLog(__name__)
 API = (service, completions, chat, embeddings, predictions, other_servers)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
@@ -134,8 +136,20 @@ class Server(uvicorn.Server):
         self._captured_signals.append(sig)
         self.stop(now=self.state.stopping)
 
+    @property
+    def unfinished(self) -> int:
+        """How many requests a stop waits for."""
+        return self.state.in_flight
+
     def stop(self, *, now: bool = False) -> None:
         """Stops accepting and exits once all requests are done; `now` cancels them."""
+        if self.unfinished and not now:
+            logger.info(
+                "Finishing {requests} first, for at most {seconds:g} s; Ctrl-C again stops at "
+                "once.",
+                requests=plural(self.unfinished, "request"),
+                seconds=self.settings.timeout,
+            )
         self.state.stopping = True
         self.deadline = min(self.deadline, monotonic() + (0 if now else self.settings.timeout))
 

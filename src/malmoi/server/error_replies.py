@@ -145,8 +145,14 @@ def wrong_shape(error: RequestValidationError) -> ApiError:
     named = [(_path(one, error.body), one["msg"]) for one in fitting]
     path = named[0][0]
     wrong = list(dict.fromkeys(reason for place, reason in named if place == path))[:4]
-    sentence = msg("{where}: {wrong}.", where=path or where, wrong="; or: ".join(wrong))
-    return ApiError(400, sentence, param=where, code="invalid_value")
+    return ApiError(
+        400,
+        "{where}: {wrong}.",
+        param=where,
+        code="invalid_value",
+        where=path or where,
+        wrong="; or: ".join(wrong),
+    )
 
 
 def _path(error: Mapping[str, Any], body: Any) -> str:

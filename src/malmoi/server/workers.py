@@ -6,6 +6,7 @@ socket, do that for requests that generate text; all others they hand on as they
 """
 
 import asyncio
+import os
 import pickle
 import socket
 import sys
@@ -86,7 +87,12 @@ class Worker:
         for call in self.calls.values():
             call.cancel()
         code = await self.process.wait()
-        ensure(self.server.state.stopping, "A process for HTTP ended with code {code}.", code=code)
+        ensure(
+            self.server.state.stopping,
+            "A process for HTTP ended with code {code}, and the server with it: start it again, "
+            "or without such processes (--workers 0).",
+            code=code,
+        )
 
     def on_submit(self, number: int, name: str, job: GenerationJob, owner: Owner) -> None:
         engine = self.server.registry.get(name).writer
@@ -144,6 +150,17 @@ class MultiServer(Server):
         self.outline = pickle.dumps((outlined(self.registry), settings, bool(access.handlers)))
         self.count = workers
         self.workers: list[Worker] = []
+        self.running: list[asyncio.Task[None]] = []
+
+    @property
+    def unfinished(self) -> int:
+        return sum(len(worker.streams) + len(worker.calls) for worker in self.workers)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run(sockets)
+        for task in self.running:  # the others were cancelled
+            if not task.cancelled():
+                task.result()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
@@ -161,9 +178,9 @@ class MultiServer(Server):
             worker.link.send("stop")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether all workers have ended; raises an error if one did so by itself."""
-        ended = [task.result() for task in self.running if task.done()]
-        return len(ended) == len(self.running)
+        """Whether all workers have ended, or one by itself."""
+        ended = [task for task in self.running if task.done()]
+        return len(ended) == len(self.running) or any(task.exception() for task in ended)
 
 
 # ------------------------------------------------------------------ in a worker
@@ -308,7 +325,10 @@ class WorkerServer(Server):
 
 def main() -> None:
     other, where = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    registry, settings, logs = pickle.load(sys.stdin.buffer)  # noqa: S301  # of its parent
+    try:
+        registry, settings, logs = pickle.load(sys.stdin.buffer)  # noqa: S301  # of its parent
+    except (EOFError, pickle.UnpicklingError):  # which ended before it had said all
+        sys.exit(1)
     if logs:
         log_requests()
     server = WorkerServer(create_app(registry, settings, (completions, chat)), settings, other)
@@ -316,4 +336,4 @@ def main() -> None:
         if one.engine is not None:
             one.engine.server = server
     server.run(sockets=[where])
-    sys.exit(server.lost)
+    os._exit(server.lost)  # taking torch apart takes half a second

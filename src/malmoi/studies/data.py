@@ -127,8 +127,9 @@ def public_tasks(
 
 
 def _first(folders: Iterable[Path], pattern: str) -> Path | None:
-    found = (path for folder in folders for path in sorted(folder.rglob(pattern)))
-    return next((path for path in found if path.is_file()), None)
+    return next(
+        (p for folder in folders for p in sorted(folder.rglob(pattern)) if p.is_file()), None
+    )
 
 
 # ------------------------------------------------------------------ made from the text
@@ -175,15 +176,17 @@ def _split(texts: Sequence[str], characters: int) -> dict[str, list[str]]:
 
 
 def _held_out_each(documents: Sequence[T]) -> dict[str, list[T]]:
-    kept = [one for i, one in enumerate(documents) if (i + 1) % HELD_OUT_EACH]
-    return {"train": kept, "dev": list(documents[HELD_OUT_EACH - 1 :: HELD_OUT_EACH])}
+    return {
+        "train": [one for i, one in enumerate(documents) if (i + 1) % HELD_OUT_EACH],
+        "dev": list(documents[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]),
+    }
 
 
 def _part(texts: Sequence[str], share: float) -> list[str]:
     """An evenly sampled share of the documents; if they are few, the beginning of each."""
     if len(texts) >= MANY_DOCUMENTS:
         return evenly(texts, int(share * len(texts)))
-    ends = [text.find(" ", int(share * len(text))) for text in texts]
+    ends = (text.find(" ", int(share * len(text))) for text in texts)
     return [text if end < 0 else text[:end] for text, end in zip(texts, ends, strict=True)]
 
 

@@ -162,8 +162,9 @@ UNSEEN_RULES = (  # compositions of two rules: never in training
 
 def held_out(value: Any) -> bool:
     """Whether an item is reserved for questions, by a hash, so the same in every process."""
-    digest = blake2b(str(value).encode(), digest_size=8).digest()
-    return int.from_bytes(digest) % HELD_OUT_EVERY == 0
+    return (
+        int.from_bytes(blake2b(str(value).encode(), digest_size=8).digest()) % HELD_OUT_EVERY == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -389,8 +390,12 @@ def in_context_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
     scale = SCALES[plan.scale.name]
     for_training, for_questions = halves(plan.data.text)
     n, shots = len(for_questions.words), max(scale.shots)
-    sentence = "The text leaves {n} words for questions, too few for {shots} examples: give more."
-    ensure(n > shots, sentence, n=n, shots=shots)
+    ensure(
+        n > shots,
+        "The text leaves {n} words for questions, too few for {shots} examples: give more.",
+        n=n,
+        shots=shots,
+    )
     documents = replace(plan.data, text=study_text(plan, for_training, scale))
     cell = partial(replace(plan, data=documents).cell, items=for_questions, scale=scale)
     for name, size in scale.sizes.items():
@@ -417,8 +422,15 @@ def in_context_figure(results: StudyResults) -> str:
         told = _line(results, row, columns, f"{INSTRUCTED}: ")
         lines[f"{name}, {INSTRUCTED}"] = Line(told.points, beside=name, dashed=True)
         lines[name] = _line(results, row, columns)
-    up = "exact answers in % (dashed: with the instruction)"
-    return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
+    return standalone_svg(
+        chart(
+            lines,
+            "examples in context",
+            "exact answers in % (dashed: with the instruction)",
+            size=(820, 380),
+            even=True,
+        )
+    )
 
 
 def _line(results: StudyResults, row: str, columns: Sequence[str], before: str = "") -> Line:

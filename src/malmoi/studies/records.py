@@ -96,8 +96,11 @@ def run_record(
     if judge in (judge_bert, judge_both):
         check_judge_data(name, judge_data, glue=judge is judge_bert)
     if names_budget(overrides):
-        sentence = "The track {name} is for {minutes}: with another budget this run is no entry."
-        logger.warning(sentence, name=name, minutes=plural(track.minutes, "minute"))
+        logger.warning(
+            "The track {name} is for {minutes}: with another budget this run is no entry.",
+            name=name,
+            minutes=plural(track.minutes, "minute"),
+        )
     train, held_out = split_text(track, data, out / "text")
     chosen = recipe or track.recipe
     changes = {"train.minutes": track.minutes, "data.valid": VALID_SHARE, **overrides}
@@ -119,12 +122,20 @@ def run_record(
 
 def check_judge_data(name: str, data: Path | None, *, glue: bool) -> None:
     """Refuses a track whose rows are missing before minutes are spent on its training."""
-    sentence = "The track {name} is evaluated on rows: --judge-data needs {file} and glue/."
-    data = required(data, sentence, name=name, file=BLIMP_FILE)
+    data = required(
+        data,
+        "The track {name} is evaluated on rows: --judge-data needs {file} and glue/.",
+        name=name,
+        file=BLIMP_FILE,
+    )
     _blimp(data)
     for folder in GLUE if glue else ():
-        there = (data / "glue" / folder).is_dir()
-        require_that(there, "There is no glue/{folder} in {data}.", folder=folder, data=data)
+        require_that(
+            (data / "glue" / folder).is_dir(),
+            "There is no glue/{folder} in {data}.",
+            folder=folder,
+            data=data,
+        )
 
 
 def machine_of(device: str | None) -> str:
@@ -181,8 +192,9 @@ def _last_tenth(texts: list[str]) -> tuple[str, str]:
 
 
 def _some_documents(texts: list[str]) -> tuple[str, str]:
-    rest = [{"text": text} for i, text in enumerate(texts) if i % HELD_OUT_EACH]
-    return json_lines(rest), "\n\n".join(texts[::HELD_OUT_EACH])
+    return json_lines(
+        [{"text": text} for i, text in enumerate(texts) if i % HELD_OUT_EACH]
+    ), "\n\n".join(texts[::HELD_OUT_EACH])
 
 
 # ------------------------------------------------------------------ metrics

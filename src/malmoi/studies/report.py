@@ -77,8 +77,9 @@ class StudyResults:
         value = self.at(row, column)
         if value is None:
             return "–"
-        spread = f" ± {number(value.deviation)}" if self.seeds(row, column) > 1 else ""
-        return number(value.mean) + spread
+        return number(value.mean) + (
+            f" ± {number(value.deviation)}" if self.seeds(row, column) > 1 else ""
+        )
 
     def facts(self, row: str) -> dict[str, float]:
         """Means over a row's models: parameters, tokens, seconds."""

@@ -11,14 +11,16 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from malmoi import __version__
@@ -123,8 +125,12 @@ def _sources(cell: Cell) -> list[str | Path]:
 
 
 def _digest(value: object) -> str:
-    text = json.dumps([__version__, value], sort_keys=True, ensure_ascii=False, default=_plain)
-    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(
+            [__version__, value], sort_keys=True, ensure_ascii=False, default=_plain
+        ).encode(),
+        digest_size=10,
+    ).hexdigest()
 
 
 def _plain(value: object) -> object:
@@ -242,6 +248,33 @@ def finished_cells(cells: Sequence[Cell], kept: Path) -> list[dict[str, Any]]:
 
 # ------------------------------------------------------------------ all of them
 
+GRACE = 5.0  # seconds
+
+
+class _Ending(StopSignals):
+    """Gives cells that run a few seconds, in which training saves; ends them then, or on a second
+    signal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timer = threading.Timer(GRACE, os.kill, (os.getpid(), signal.SIGTERM))
+        self.timer.daemon = True
+
+    def __exit__(self, *exception: object) -> None:
+        self.timer.cancel()
+        super().__exit__(*exception)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        for worker in active_children():
+            worker.kill() if self.number else worker.terminate()
+        if self.number:
+            raise Stopped(self.number)
+        self.number = number
+        self.timer.start()
+        logger.info("Cells that run have {seconds:g} s to end or to save.", seconds=GRACE)
+
+
 Job = Callable[[Cell, Path, str | None], None]
 Outcome = tuple[Cell, int | BaseException]  # a signal's number (0: none), or an error
 
@@ -259,13 +292,14 @@ def run_cells(
     failed: list[str] = []
     began = time.monotonic()
     try:
-        with StopSignals() as stop:
+        with _Ending() as stop:
             outcomes = _all_outcomes(models, missing, kept, workers, device)
             for ready, (cell, outcome) in enumerate(outcomes, start=1):
                 if isinstance(outcome, BaseException):
                     failed.append(f"{cell.row}, seed {cell.seed}: {outcome}")
-                    unknown = None if isinstance(outcome, MalmoiError) else outcome
-                    logging.getLogger(__name__).warning(failed[-1], exc_info=unknown)
+                    logging.getLogger(__name__).warning(
+                        failed[-1], exc_info=None if isinstance(outcome, MalmoiError) else outcome
+                    )
                 _report(ready, len(models) + len(missing), began)
                 if number := stop.number or (outcome if isinstance(outcome, int) else 0):
                     raise Stopped(number)  # after running cells have saved their state

@@ -26,7 +26,7 @@ from malmoi.interpret.forward_pass import (
     lens,
     word_groups,
 )
-from malmoi.interpret.probe import Probe, ProbeRow, conllu_rows, probe_model
+from malmoi.interpret.probe import Probe, ProbeRow, probe_model
 from malmoi.server.api.requests import NameField, TextField
 from malmoi.studio.endpoint import (
     Index,
@@ -37,6 +37,7 @@ from malmoi.studio.endpoint import (
     require_head,
     token_chance,
 )
+from malmoi.text.conllu import conllu_rows
 from malmoi.tokenizer import Tokenizer
 
 VIEW_DIGITS = 4  # smaller differences are invisible
@@ -213,7 +214,7 @@ def probe_rows(text: str, label: str, language: str) -> list[ProbeRow]:
     lines = text.splitlines()
     given = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
     if any(line.count("\t") == CONLLU_TABS for _, line in islice(given, 50)):
-        return list(conllu_rows(lines, label))
+        return [row[1:] for row in conllu_rows(enumerate(lines, 1), label)]
     if not given:
         return list(order_rows(language))
     require_that(

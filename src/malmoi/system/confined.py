@@ -81,8 +81,9 @@ class _Worker:
             )
             self.owner = os.getpid()
             self.said = SimpleQueue()
-            heard = (self.process.stdout, self.said)
-            threading.Thread(target=_listen, args=heard, daemon=True).start()
+            threading.Thread(
+                target=_listen, args=(self.process.stdout, self.said), daemon=True
+            ).start()
             self._read(START_SECONDS)
         return self.process
 

@@ -54,8 +54,13 @@ MAX_SEED = 2**63 - 1
 def check_whole_number(name: str, value: object, low: int, high: int) -> int:
     """The value, if it is an integer within these bounds; raises otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        whole = "{name} must be a whole number from {low:,} to {high:,}, not {value}."
-        raise UsageError(whole, name=name, low=low, high=high, value=shown(value))
+        raise UsageError(
+            "{name} must be a whole number from {low:,} to {high:,}, not {value}.",
+            name=name,
+            low=low,
+            high=high,
+            value=shown(value),
+        )
     return value
 
 

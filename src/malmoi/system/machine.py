@@ -314,8 +314,9 @@ def named_dtype(name: str) -> "torch.dtype":
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
     if name not in names:
-        hint = nearest(name, [*names, "int8"])
-        raise UsageError("There is no dtype {name!r}.{hint}", name=name, hint=hint)
+        raise UsageError(
+            "There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, [*names, "int8"])
+        )
     return names[name]
 
 
@@ -342,8 +343,9 @@ def free_memory() -> int:
     if pretended != detect().memory:
         return pretended
     meminfo = Path("/proc/meminfo")
-    text = meminfo.read_text() if meminfo.exists() else ""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    found = re.search(
+        r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE
+    )
     return min(pretended, int(found[1]) * 1024) if found else pretended
 
 

@@ -15,8 +15,9 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 def require_path(path: Path) -> None:
     """Raises an error if a file or folder does not exist."""
     if not local_path(path).exists():
-        hint = similar_path(path)
-        raise UsageError("There is no file or folder {path!r}.{hint}", path=str(path), hint=hint)
+        raise UsageError(
+            "There is no file or folder {path!r}.{hint}", path=str(path), hint=similar_path(path)
+        )
 
 
 def similar_path(path: Path) -> str:

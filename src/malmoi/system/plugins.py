@@ -80,8 +80,12 @@ def load_plugin(file: str | Path) -> None:
     except MalmoiError:
         raise
     except Exception as error:
-        failed = "The plugin {path} failed: {type}: {error}. Fix it first."
-        raise MalmoiError(failed, path=path, type=type(error).__name__, error=error) from error
+        raise MalmoiError(
+            "The plugin {path} failed: {type}: {error}. Fix it first.",
+            path=path,
+            type=type(error).__name__,
+            error=error,
+        ) from error
 
 
 @cache

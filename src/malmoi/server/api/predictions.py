@@ -107,8 +107,7 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> ClassifyR
         if ask.labels is None:
             _need(served, TEXT_HEADS, "send labels to choose from")
             # a verbalizer reads each label's words after the text
-            verbalized = "words" in served.model.checkpoint.extra
-            passes = len(served.model.labels) if verbalized else 1
+            passes = len(served.model.labels) if "words" in served.model.checkpoint.extra else 1
             parts = (part for one in texts for part in ([one] if isinstance(one, str) else one))
             count_reading(request, served.model, parts, passes=passes)
             return list(served.model.predict(texts))
@@ -355,8 +354,9 @@ async def lens_endpoint(ask: LensRequest, request: Request) -> Response:
 
     def see() -> str:
         seen = lens(served.model, ask.text, ask.top, checkpoint)
-        found = LensResponse(model=served.name, tokens=seen.tokens, layers=seen.guesses)
-        return found.model_dump_json()
+        return LensResponse(
+            model=served.name, tokens=seen.tokens, layers=seen.guesses
+        ).model_dump_json()
 
     return Response(await run_on_model(request, served, see), media_type="application/json")
 
@@ -393,5 +393,7 @@ async def trace_endpoint(ask: TraceRequest, request: Request) -> TraceResponse:
     )
     served = served_model(request, ask)
     options = ask.model_dump(exclude={"model", "text"})
-    found = await run_on_model(request, served, lambda: served.model.trace(ask.text, **options))
-    return TraceResponse(model=served.name, trace=found)
+    return TraceResponse(
+        model=served.name,
+        trace=await run_on_model(request, served, lambda: served.model.trace(ask.text, **options)),
+    )

@@ -41,8 +41,9 @@ class ModelList(BaseModel):
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> ModelList:
     """The models that are served, in the order they were given."""
-    names = request.app.state.registry.names
-    return ModelList(data=[_card(name, one, request) for name, one in names.items()])
+    return ModelList(
+        data=[_card(name, one, request) for name, one in request.app.state.registry.names.items()]
+    )
 
 
 @router.get("/v1/models/{name}", tags=["OpenAI"])
@@ -110,8 +111,9 @@ async def docs(request: Request) -> HTMLResponse:
         if not path.startswith("/studio")
         for method, one in methods.items()
     ]
-    page = render("server/api/docs.jinja", title="Malmoi", lead=LEAD, endpoints=endpoints)
-    return HTMLResponse(page)
+    return HTMLResponse(
+        render("server/api/docs.jinja", title="Malmoi", lead=LEAD, endpoints=endpoints)
+    )
 
 
 def _endpoint(

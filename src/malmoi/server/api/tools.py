@@ -59,8 +59,11 @@ class ToolCall(BaseModel):
         arguments: Any = self.function.arguments
         with suppress(ValueError, RecursionError):  # the template then shows what was written
             arguments = json.loads(arguments)
-        called = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": called}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
 
 
 class ToolCallPart(ToolCall):
