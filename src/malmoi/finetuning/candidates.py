@@ -161,8 +161,8 @@ class Comparison:
             tried.log(self.work.primary_metric)
         self.known[name] = tried
         self.out.mkdir(parents=True, exist_ok=True)
-        record = {"trials": [asdict(one) for one in self.known.values()]}
-        write_text(self.out / RECORD, json.dumps(record, indent=1) + "\n")
+        trials = [asdict(one) for one in self.known.values()]
+        write_text(self.out / RECORD, json.dumps({"trials": trials}, indent=1) + "\n")
         return tried
 
 

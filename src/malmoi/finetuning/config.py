@@ -208,8 +208,11 @@ class FinetuneConfig(Config):
         unit = next(name for name in BUDGET_FIELDS[self.best :] if getattr(self, name))
         budget = plural(getattr(self, unit), unit.removesuffix("s"))
         most = plural(self.max_minutes, "minute")
-        limited = msg("{budget}, at most {most}", budget=budget, most=most)
-        return limited if self.max_minutes else budget
+        return (
+            msg("{budget}, at most {most}", budget=budget, most=most)
+            if self.max_minutes
+            else budget
+        )
 
     def variants(self) -> list["FinetuneConfig"]:
         """The configs of all runs: one, one per seed, or the paper's grid."""
@@ -229,8 +232,8 @@ def finetune_config(
     given = {name: value for name, value in overrides.items() if value is not None}
     if isinstance(given.get("adapter"), str):
         given["adapter.kind"] = given.pop("adapter")
-    partly = ("features", "adapter.kind", "words", "freeze")  # not full fine-tuning
-    whole = gpt and not any(given.get(name) for name in partly)
+    # full fine-tuning
+    whole = gpt and not any(map(given.get, ("features", "adapter.kind", "words", "freeze")))
     usual: Mapping[str, Any] = GPT_DEFAULTS if whole else {}
     usual = FEATURE_DEFAULTS if given.get("features") else usual
     settings = FinetuneConfig().override({**usual, **(defaults or {}), **given})

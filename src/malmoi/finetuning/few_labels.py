@@ -143,8 +143,9 @@ def cross_validated(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """Scores of every row [n, N] by a layer that did not see it; the ridge is chosen on all."""
     x, _ = _scaled(x - x.mean(0))
     ridge = _best_ridge(x, y, classes, F.cross_entropy) / len(x)
-    fit = partial(fit_linear, classes=classes, ridge=ridge)
-    return held_out_scores(x, y, folds_by_label(y), classes, fit)
+    return held_out_scores(
+        x, y, folds_by_label(y), classes, partial(fit_linear, classes=classes, ridge=ridge)
+    )
 
 
 def held_out_scores(x: Tensor, y: Tensor, held: Tensor, classes: int, fit: Fit) -> Tensor:
@@ -191,16 +192,19 @@ def choose_contrast(
 
 def has_few_rows(work: FinetuneData) -> bool:
     """Whether the rows are so few that the usual way would learn little, and no teacher helps."""
-    several = len({row.label for row in work.train}) > 1
-    return several and len(work.train) <= MAX_FEW_ROWS and not work.teaching
+    return (
+        len({row.label for row in work.train}) > 1
+        and len(work.train) <= MAX_FEW_ROWS
+        and not work.teaching
+    )
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
-    """Two extra rows for each label whose name is a word (docs/lab.md)."""
+    """Two extra rows for each label of a text whose name is a word (docs/lab.md)."""
     rows = []
     for label in work.labels:
         word = work.task.answers.get(label, label)
-        if has_letters(word):
+        if has_letters(word) and work.train[0].pair is None:
             texts = (word, *descriptions(word, {label: word}, None))
             rows += [Example(text, label=label) for text in texts]
     return encode_examples(work.task, rows, FeatureView.of(reading, work.labels))
@@ -241,8 +245,12 @@ class ContrastiveTrainer(FinetuneTrainer):
 
 def fit_logistic_head(network: Network, items: Sequence[TrainingItem]) -> None:
     """Fits the classify head on pooled vectors: Σ cross-entropy + ½‖W‖² (C = 1)."""
-    labels = torch.tensor([item.label for item in items])
-    fit_head(network, item_vectors(network, items).double(), labels, ridge=0.5 / len(items))
+    fit_head(
+        network,
+        item_vectors(network, items).double(),
+        torch.tensor([item.label for item in items]),
+        ridge=0.5 / len(items),
+    )
 
 
 # ------------------------------------------------------------------ label words after a prompt
@@ -364,8 +372,10 @@ def _try_all(
         replace(prompts[i], bias=tuple(found.bias[i].tolist()), scale=float(found.scale[i]))
         for i in order
     )
-    gains = (comparison.gain(usual, mean), comparison.gain(mean, layer))
-    return replace(best, also=tuple(others)), gains
+    return replace(best, also=tuple(others)), (
+        comparison.gain(usual, mean),
+        comparison.gain(mean, layer),
+    )
 
 
 def _prompts(work: FinetuneData) -> list[Verbalizer]:
@@ -455,8 +465,13 @@ def _layer_scores(work: FinetuneData, labels: Tensor, folds: Tensor) -> Tensor:
     vectors = torch.from_numpy(Model(work.start).embed(texts, truncate=True)).double()
     vectors = vectors / vectors.norm(dim=1).mean()
     classes = len(work.labels)
-    fit = partial(fit_linear, classes=classes, ridge=0.5 / len(labels))
-    return held_out_scores(vectors, labels, folds[:-1], classes, fit)
+    return held_out_scores(
+        vectors,
+        labels,
+        folds[:-1],
+        classes,
+        partial(fit_linear, classes=classes, ridge=0.5 / len(labels)),
+    )
 
 
 def label_outcome(work: FinetuneData, scores: Tensor) -> Outcome:

@@ -80,9 +80,11 @@ def run_finetuning(
         start = _checked(start, settings, folder, reads=not kind.writes)
         work = replace(load_data(chosen, data, dev, settings, start, device), began=began)
         settings = frozen_if_few(settings, given, work)
-        names = tuple(Path(path).name for path in settings.unlabelled)
-        settings = replace(settings, unlabelled=names)
+        settings = replace(
+            settings, unlabelled=tuple(Path(path).name for path in settings.unlabelled)
+        )
         learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
+        work, settings = unlabelled.alike_pairs(work, settings)
         if work.unlabelled and not settings.best and not unlabelled.has_clouds(work, settings):
             lesson = unlabelled.teachers_settings(work, settings)
             teacher = learn(work.labelled, lesson, folder / unlabelled.FOLDER)
@@ -112,8 +114,7 @@ def _learn(
     settings = choose_contrast(work, settings, given)
     if settings.contrastive or settings.prompt:
         settings = _unsearched(settings)
-    settings = apply_defaults(settings, given, work, gpt=gpt)
-    return run_all(work, settings, out, overwrite=overwrite)
+    return run_all(work, apply_defaults(settings, given, work, gpt=gpt), out, overwrite=overwrite)
 
 
 def _unsearched(settings: FinetuneConfig) -> FinetuneConfig:
@@ -150,8 +151,11 @@ def run_all(
         if len(runs) > 1:
             save_model(work, settings, kept.checkpoint, out)
             found = mean_with_error([run.outcome.metrics[measure] for run in runs])
-            value = f"{measure} {found.mean:.4f} ± {found.deviation:.4f}"
-            logger.info("{runs} runs: {value} (standard deviation).", runs=len(runs), value=value)
+            logger.info(
+                "{runs} runs: {value} (standard deviation).",
+                runs=len(runs),
+                value=f"{measure} {found.mean:.4f} ± {found.deviation:.4f}",
+            )
         write_results(work, kept, runs, out)
     if is_adapter(out):
         usable = read_with_adapter(out, device=work.device)
@@ -239,8 +243,10 @@ def default_budget(
         "frozen_first needs one run of full fine-tuning for labels or numbers: leave it out.",
     )
     if settings.best:  # minutes are the budget of all runs, not of one
-        limit = min(settings.max_minutes or math.inf, FIRST_TIME * settings.minutes)
-        settings = replace(settings, max_minutes=limit)
+        settings = replace(
+            settings,
+            max_minutes=min(settings.max_minutes or math.inf, FIRST_TIME * settings.minutes),
+        )
         given = {*given} - {"minutes"}
     if not {*BUDGET_FIELDS, "max_minutes"}.isdisjoint(given):
         return settings
@@ -316,8 +322,9 @@ def _encoder_settings(settings: FinetuneConfig, work: FinetuneData) -> dict[str,
     rows = len(work.train)
     chosen = default_settings(rows, kind, network.config)
     if settings.frozen_first:
-        fitting = max(MIN_MINUTES, round(rows / ROWS_PER_MINUTE, 1))
-        chosen["max_minutes"] = min(settings.max_minutes, fitting)
+        chosen["max_minutes"] = min(
+            settings.max_minutes, max(MIN_MINUTES, round(rows / ROWS_PER_MINUTE, 1))
+        )
     if settings.from_scratch:
         chosen["layer_decay"] = 1.0
     clocked = work.device.type != "cuda" or (settings.minutes and not settings.best)

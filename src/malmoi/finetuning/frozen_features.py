@@ -154,11 +154,16 @@ class HiddenStateCache:
         self.shape = (len(network.features.layers), network.config.width)
         shape = (ends[-1], *self.shape)
         size = math.prod(shape) * BYTES_PER_NUMBER
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = cache / "malmoi" / "states" / f"{_fingerprint(network, ordered)}.f16"
+        path = Path(
+            os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache",
+            f"malmoi/states/{_fingerprint(network, ordered)}.f16",
+        )
         if path.is_file() and path.stat().st_size == size:
-            many = plural(len(ordered), "row")
-            logger.info("The hidden states of {rows} are loaded from {path}.", rows=many, path=path)
+            logger.info(
+                "The hidden states of {rows} are loaded from {path}.",
+                rows=plural(len(ordered), "row"),
+                path=path,
+            )
         else:
             _compute(network, list(ordered.values()), path, size)
         self._states = np.memmap(path, np.float16, "r", shape=shape)

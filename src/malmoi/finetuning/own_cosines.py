@@ -20,7 +20,8 @@ from malmoi.evaluation.task import Example
 from malmoi.finetuning.config import FINER_OUTPUT, FinetuneConfig
 from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.inference import Model
+from malmoi.inference.embed import sentence_vectors
+from malmoi.inference.predict import Predictor
 from malmoi.messages import StatusLog
 
 logger = StatusLog(__name__)
@@ -72,15 +73,14 @@ def after_own_cosines(
         layers_transferred=None,
         class_weights=False,
     )
-    learnt = run_trial(lesson, plain, out / "train_state" / "own-cosines", math.inf)
-    return replace(work, start=replace(learnt.checkpoint, labels=()))
+    run = run_trial(lesson, plain, out / "train_state" / "own-cosines", math.inf)
+    return replace(work, start=replace(run.checkpoint, labels=()))
 
 
 def taught_pairs(start: Checkpoint, rows: Sequence[Example], seed: int) -> Iterator[Example]:
     """Each row's own pair, its text with a near one, and with any; the label is their cosine."""
     texts = list(dict.fromkeys(text for row in rows for text in row.texts))
-    vectors = Model(start).embed(texts, truncate=True)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors = sentence_vectors(Predictor.of(start), texts).numpy()
     at = {text: i for i, text in enumerate(texts)}
     own = np.array([[at[row.text], at[row.pair or ""]] for row in rows])
     chance = random.Random(seed)

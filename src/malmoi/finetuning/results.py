@@ -52,8 +52,10 @@ def finetuning_folder(out: Path) -> RunFolder:
 
 def _current(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record under today's names; settings that are newer than it have their defaults."""
-    known = {name: value for name, value in record.items() if REMOVED.get(name) != value}
-    return FinetuneConfig().to_dict() | current_fields("FinetuneConfig", known)
+    return FinetuneConfig().to_dict() | current_fields(
+        "FinetuneConfig",
+        {name: value for name, value in record.items() if REMOVED.get(name) != value},
+    )
 
 
 @contextmanager
@@ -106,8 +108,9 @@ def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun
     save_model(work, run.settings, run.checkpoint, out)
     # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
-    results = {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held}
-    finetuning_folder(out).finish(work.record(run.settings), results)
+    finetuning_folder(out).finish(
+        work.record(run.settings), {"steps": run.steps, **run.outcome.metrics, HELD_OUT: run.held}
+    )
     discard_states(out)
     return run
 
@@ -116,8 +119,7 @@ def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
     """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
     kind = head_kind(work.task)
     if not work.held:
-        unselected = kind.unselected if kind.thresholds(work.train) else {}
-        return Outcome({}, [], [], dict(unselected))
+        return Outcome({}, [], [], dict(kind.unselected if kind.thresholds(work.train) else {}))
     plain = predict_and_score(work.task, work.held, _undecided(reading))
     if kind.choose is None or not (kind.calibrated or kind.thresholds(work.train)):
         return plain
@@ -131,8 +133,9 @@ def judge(work: FinetuneData, reading: Predictor, chosen: Mapping[str, Any]) -> 
         return Outcome({}, [], [])
     if not chosen:
         return predict_and_score(work.task, work.dev, reading)
-    plain = predict_and_score(work.task, work.dev, _undecided(reading))
-    return _decided(work.task, plain, reading, chosen)
+    return _decided(
+        work.task, predict_and_score(work.task, work.dev, _undecided(reading)), reading, chosen
+    )
 
 
 def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str, Any]) -> Outcome:
@@ -142,8 +145,8 @@ def _decided(task: Task, plain: Outcome, reading: Predictor, chosen: Mapping[str
     if kind.calibrated:  # the same predictions, less or more certain
         return replace(plain, said=predictions, chosen=dict(chosen))
     metrics = score_said(task, plain.labels, predictions, reading.labels)
-    without = {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
-    return Outcome({**metrics, **without}, plain.labels, predictions, dict(chosen))
+    metrics |= {f"{name}_default_threshold": value for name, value in plain.metrics.items()}
+    return Outcome(metrics, plain.labels, predictions, dict(chosen))
 
 
 def _undecided(reading: Predictor) -> Predictor:
@@ -216,8 +219,10 @@ def write_results(
 def _write_predictions(work: FinetuneData, done: Outcome, out: Path) -> list[dict[str, Any]]:
     """Writes predictions.jsonl: label and prediction of every evaluation example."""
     rows = [prediction_row(*each) for each in zip(work.dev, done.labels, done.said, strict=True)]
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_text(out / "predictions.jsonl", "".join(lines))
+    write_text(
+        out / "predictions.jsonl",
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+    )
     return rows
 
 

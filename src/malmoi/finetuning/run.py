@@ -124,8 +124,8 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
         rest = tuple(row for i, row in enumerate(rows) if i % FOLDS != number)
         fold = replace(work, train=rest, held=part)
         frozen = _together(frozen, _frozen_outcome(fold, settings))
-        folder = out / "train_state" / "trials" / f"fold-{number}"
-        tuned = _together(tuned, run_trial(fold, settings, folder, limit).outcome)
+        trial = run_trial(fold, settings, out / f"train_state/trials/fold-{number}", limit)
+        tuned = _together(tuned, trial.outcome)
         held = tuple(row for some in parts[: number + 1] for row in some)
         gain = _compared(replace(work, held=held), frozen, tuned)
         if gain.value <= 0:
@@ -305,8 +305,8 @@ class _Run:
             trainer = self.trainer(items)
             trainer.fit()
             run = self._judged(trainer)
-        done = replace(run.outcome, metrics={**run.outcome.metrics, **untuned})
-        return results.complete_run(work, replace(run, outcome=done), self.out)
+        run.outcome.metrics.update(untuned)
+        return results.complete_run(work, run, self.out)
 
     def trainer(self, items: Sequence[TrainingItem]) -> FinetuneTrainer:
         settings = self.settings
@@ -350,8 +350,12 @@ class _Run:
                 "On held-out rows {rival} is better: it is the result.", rival=msg(self.rival.name)
             )
             trainer.log.close()
-            frozen = read_checkpoint(self.rival.folder, device=work.device)
-            return results.judged_run(work, self.settings, frozen, trainer.state.step)
+            return results.judged_run(
+                work,
+                self.settings,
+                read_checkpoint(self.rival.folder, device=work.device),
+                trainer.state.step,
+            )
         done = trainer.judge(lambda: results.judge(work, self.reading, held.chosen))
         return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
 
@@ -383,8 +387,14 @@ def run_trial(
     done = trainer.judge(trial.watch, "held out") if work.held else Outcome({}, [], [])
     trainer.log.close()
     step = trainer.state.step
-    share = min(1.0, step / trainer.steps)
-    run = FinishedRun(settings, trial.checkpoint, done, step, done.metrics, completed=share)
+    run = FinishedRun(
+        settings,
+        trial.checkpoint,
+        done,
+        step,
+        done.metrics,
+        completed=min(1.0, step / trainer.steps),
+    )
     return results.complete_run(unjudged, run, out)
 
 

@@ -65,8 +65,8 @@ def search_settings(
     if results.begin_run(out, work.record(settings), overwrite=overwrite):
         return results.load_finished(work, settings, out)
     plain = replace(settings, best=False, minutes=0.0)
-    search = Search(plain, Comparison(work, out), 60 * settings.minutes)
-    run = results.complete_run(work, replace(search.run(), settings=settings), out)
+    found = Search(plain, Comparison(work, out), 60 * settings.minutes).run()
+    run = results.complete_run(work, replace(found, settings=settings), out)
     shutil.rmtree(out / TRIALS)
     return run
 
@@ -138,8 +138,11 @@ class Search:
             self._try(name, train, first, changes=changes, seed=settings.seed)
         gains = {name: self.comparison.known[name].gain for name in (DEFAULTS, *names)}
         worse = {name for name, gain in gains.items() if gain is not None and gain.clear_loss}
-        folders = [self.comparison.out / TRIALS / name for name in gains if name not in worse]
-        lesson = taught(self.work, plain, folders)
+        lesson = taught(
+            self.work,
+            plain,
+            [self.comparison.out / TRIALS / name for name in gains if name not in worse],
+        )
         seconds = TRAINING_TIME * (deadline - time.monotonic())
         return self._try("student", partial(run_trial, lesson, plain, seconds=seconds), first)
 

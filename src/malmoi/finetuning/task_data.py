@@ -264,10 +264,11 @@ class FinetuneData:
     def word_baseline(self) -> float | None:
         """The accuracy of naive Bayes on the tokens, where each row has one label."""
         words = self.start.tokenizer
-        if not head_kind(self.task).exclusive or words is None or not self.dev:
-            return None
         labelled = self.train[: self.protocol.trained_on]  # the others say what a teacher says
-        return word_baseline(labelled, self.dev, self.labels, words)
+        several = len(labelled) > len(self.labels)  # else they may be the labels' names alone
+        if head_kind(self.task).exclusive and words is not None and self.dev and several:
+            return word_baseline(labelled, self.dev, self.labels, words)
+        return None
 
     @cached_property
     def encode(self) -> Callable[..., Any]:
@@ -324,8 +325,9 @@ def load_data(
     elif settings.labels:
         judged = ()
     else:
-        count = max(1, round(len(rows) * (settings.holdout or JUDGED_SHARE)))
-        rows, judged = hold_out(task, rows, count, settings.seed)
+        rows, judged = hold_out(
+            task, rows, max(1, round(len(rows) * (settings.holdout or JUDGED_SHARE))), settings.seed
+        )
     if twins := judged_twins(rows, judged):
         logger.warning(
             "{twins:,} of the {judged:,} evaluation rows are also training rows, or "
@@ -363,14 +365,16 @@ def load_data(
 def _named_rows(task: Task, labels: str) -> tuple[Task, list[dict[str, str]]]:
     """The task with these labels, whose names are the only rows that have one."""
     require_that(
-        head_kind(task).exclusive and "{pair}" not in task.prompt,
-        "labels are learnt from their names for one label a text; {kind} and pairs need rows that "
+        head_kind(task).exclusive,
+        "labels are learnt from their names for one label a text or a pair; {kind} needs rows that "
         "have labels.",
         kind=task.kind,
     )
-    names = label_words([name.strip() for name in labels.split(",")])
+    words = label_words([name.strip() for name in labels.split(",")])
     by = {"text": "text", "label": "label", **read_columns(task)}
-    return replace(task, labels=(*names,)), [{by["text"]: n, by["label"]: n} for n in names]
+    texts = [by[role] for role in ("text", "pair") if role in by]
+    rows = [{**dict.fromkeys(texts, word), by["label"]: name} for name, word in words.items()]
+    return replace(task, labels=(*words,), answers=words), rows
 
 
 def _hold_out_to_select(
@@ -394,10 +398,9 @@ def _hold_out_to_select(
         rest, held = hold_out(task, rows, count, settings.seed)
         return rest, held, (*selects, *(("temperature",) if kind.calibrated else ()))
     if selects:
-        names = joined(", ", map(msg, selects))
         logger.warning(
             "Too few rows to hold some out for selection ({names}): nothing is selected.",
-            names=names,
+            names=joined(", ", map(msg, selects)),
         )
     return rows, (), ()
 
@@ -505,7 +508,7 @@ def describe_run(
         share=learning / count_parameters(network),
         budget=settings.describe_budget(),
     )
-    if head_kind(work.task).text_labels:
+    if head_kind(work.task).text_labels and work.dev:
         _describe_labels(work)
     if work.word_baseline is not None:
         _describe_words(work, work.word_baseline)
@@ -560,5 +563,5 @@ def run_fingerprint(network: Network, examples: Sequence[Example]) -> str:
 def distillation_record(distillation: Distillation) -> dict[str, Any]:
     """The settings that determine the teacher's part of the loss."""
     numbers = {name: getattr(distillation, name) for name in ("soft", "temperature", "cosine")}
-    names = [run_fingerprint(teacher, []) for teacher in distillation.teachers]
-    return {"teacher": " ".join(names), **numbers}
+    names = " ".join(run_fingerprint(teacher, []) for teacher in distillation.teachers)
+    return {"teacher": names, **numbers}

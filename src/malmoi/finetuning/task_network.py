@@ -232,8 +232,7 @@ def _learnt_transform(old: Network) -> dict[str, torch.Tensor]:
 def _hold(network: Network) -> None:
     """Freezes all but an adapter's task: the new layer, and a pooler that may be random."""
     for name, weight in network.named_parameters():
-        new = name.startswith(("heads.", "pooler.")) and not name.startswith("heads.lm.")
-        weight.requires_grad_(new)
+        weight.requires_grad_(name.startswith(("heads.", "pooler.")) and "heads.lm." not in name)
 
 
 def _freeze(network: Network, settings: FinetuneConfig) -> None:

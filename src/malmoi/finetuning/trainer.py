@@ -92,8 +92,7 @@ class FinetuneTrainer(Loop):
         if self.settings.minutes:
             return min(1.0, seconds / (60 * self.settings.minutes))
         late = seconds / self.limit if self.limit else 0.0
-        done = self.state.step / self.steps
-        return min(1.0, max(done, (late - UNCLOCKED) / (1 - UNCLOCKED)))
+        return min(1.0, max(self.state.step / self.steps, (late - UNCLOCKED) / (1 - UNCLOCKED)))
 
     @property
     def expected(self) -> int:
@@ -402,8 +401,10 @@ def _slots(labels: NDArray[Any]) -> dict[str, Tensor]:
     """Positions and values of labels, padded to few distinct lengths."""
     slots = np.flatnonzero(labels != IGNORE_LABEL)
     room = (0, -len(slots) % SLOT_MULTIPLE)
-    wanted = np.pad(labels[slots], room, constant_values=IGNORE_LABEL)
-    return {"slots": torch.from_numpy(np.pad(slots, room)), "labels": torch.from_numpy(wanted)}
+    return {
+        "slots": torch.from_numpy(np.pad(slots, room)),
+        "labels": torch.from_numpy(np.pad(labels[slots], room, constant_values=IGNORE_LABEL)),
+    }
 
 
 def _padded(rows: Sequence[Ids], fill: int, cap: int) -> Tensor:
