@@ -188,16 +188,74 @@ def test_lines_of_text_are_words_to_tag(more: str) -> None:
         read_unlabelled(paired, settings, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("kind", "columns"),
-    [("tagging", {}), ("multilabel", {}), ("regression", {}), ("classification", {"pair": "pair"})],
-)
-def test_names_alone_teach_one_label_a_text(
-    kind: str, columns: dict[str, str], bert: Path, more: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["tagging", "multilabel", "regression"])
+def test_names_alone_teach_one_label(kind: str, bert: Path, more: str, tmp_path: Path) -> None:
     named: dict[str, Any] = dict(labels="good,bad", unlabelled=more)
-    with pytest.raises(UsageError, match="one label a text"):
-        malmoi.finetune(bert, custom_task(kind, **columns), out=tmp_path / "out", **named)
+    with pytest.raises(UsageError, match="one label a text or a pair"):
+        malmoi.finetune(bert, custom_task(kind), out=tmp_path / "out", **named)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("pairs") / "pairs.csv"
+    same = [f"{text},{text}" for text in MORE]
+    other = [f"{one},{two}" for one, two in zip(MORE, reversed(MORE), strict=True)]
+    path.write_text("\n".join(("text,pair", *same, *other)) + "\n")
+    return str(path)
+
+
+def test_names_teach_how_alike_two_texts_are(encoder: Path, pairs: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(unlabelled=pairs, lr=3e-3, epochs=20, device="cpu")
+    words = malmoi.load(encoder).embed(["warm", "slow", "the same", "different"])
+    like = words[:2] @ (words[2] - words[3])
+    alike = "A" if like[0] > like[1] else "B"
+    task = custom_task("classification", pair="pair")
+    named = "A=warm,B=slow"
+    done = malmoi.finetune(encoder, task, out=tmp_path / "out", labels=named, **options)
+    assert (done.protocol.unlabelled, done.metrics) == (2 * len(MORE), {})
+    model = malmoi.load(tmp_path / "out")
+    equal = [model.predict((text, text)).label for text in MORE]
+    others = [model.predict((one, two)).label for one, two in zip(MORE, MORE[::-1], strict=True)]
+    assert equal.count(alike) > others.count(alike)
+
+
+def test_a_masked_model_says_labels_between_two_texts(
+    bert: Path, pairs: str, tmp_path: Path
+) -> None:
+    task = custom_task("classification", pair="pair")
+    options: dict[str, Any] = dict(labels="yes=warm, no=slow", unlabelled=pairs, device="cpu")
+    rows = [{"text": GOOD[0], "pair": BAD[0], "label": label} for label in ("yes", "no")]
+    done = malmoi.finetune(bert, task, out=tmp_path / "out", dev=rows, **options)
+    assert done.metrics["accuracy"] == 0.5  # one pair with both labels
+    said = malmoi.load(tmp_path / "out").predict([(text, text) for text in MORE])
+    assert {one.label for one in said} <= {"yes", "no"}
+
+
+@pytest.mark.parametrize("kind", ["encoder", "bert"])
+def test_pairs_are_taught(
+    kind: str, request: pytest.FixtureRequest, pairs: str, tmp_path: Path
+) -> None:
+    rows = [
+        {"text": one, "pair": two, "label": "same" if one == two else "other"}
+        for one in (*GOOD, *BAD)
+        for two in (*GOOD, *BAD)
+    ]
+    model: Path = request.getfixturevalue(kind)
+    task = custom_task("classification", pair="pair")
+    done = malmoi.finetune(
+        model, task, rows, tmp_path / "out", rows, unlabelled=pairs, steps=4, device="cpu"
+    )
+    assert done.protocol.unlabelled == 2 * len(MORE)
+    assert (tmp_path / "out" / "teachers").is_dir()
+
+
+def test_label_sets_are_taught(bert: Path, more: str, tmp_path: Path) -> None:
+    rows = [{"text": row["text"], "label": [row["label"], "film"]} for row in ROWS] * 2
+    done = malmoi.finetune(
+        bert, "multilabel", rows, tmp_path / "out", rows, unlabelled=more, steps=4, device="cpu"
+    )
+    assert done.protocol.unlabelled == len(MORE)
+    assert set(done.model.labels) == {"good", "bad", "film"}
 
 
 def test_two_teachers_are_their_mean() -> None:

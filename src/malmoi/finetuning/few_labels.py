@@ -196,11 +196,11 @@ def has_few_rows(work: FinetuneData) -> bool:
 
 
 def label_name_items(work: FinetuneData, reading: Predictor) -> list[TrainingItem]:
-    """Two extra rows for each label whose name is a word (docs/lab.md)."""
+    """Two extra rows for each label of a text whose name is a word (docs/lab.md)."""
     rows = []
     for label in work.labels:
         word = work.task.answers.get(label, label)
-        if has_letters(word):
+        if has_letters(word) and work.train[0].pair is None:
             texts = (word, *descriptions(word, {label: word}, None))
             rows += [Example(text, label=label) for text in texts]
     return encode_examples(work.task, rows, FeatureView.of(reading, work.labels))

@@ -83,6 +83,7 @@ def run_finetuning(
         names = tuple(Path(path).name for path in settings.unlabelled)
         settings = replace(settings, unlabelled=names)
         learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
+        work, settings = unlabelled.alike_pairs(work, settings)
         if work.unlabelled and not settings.best and not unlabelled.has_clouds(work, settings):
             lesson = unlabelled.teachers_settings(work, settings)
             teacher = learn(work.labelled, lesson, folder / unlabelled.FOLDER)

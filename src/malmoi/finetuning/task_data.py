@@ -264,10 +264,11 @@ class FinetuneData:
     def word_baseline(self) -> float | None:
         """The accuracy of naive Bayes on the tokens, where each row has one label."""
         words = self.start.tokenizer
-        if not head_kind(self.task).exclusive or words is None or not self.dev:
-            return None
         labelled = self.train[: self.protocol.trained_on]  # the others say what a teacher says
-        return word_baseline(labelled, self.dev, self.labels, words)
+        several = len(labelled) > len(self.labels)  # else they may be the labels' names alone
+        if head_kind(self.task).exclusive and words is not None and self.dev and several:
+            return word_baseline(labelled, self.dev, self.labels, words)
+        return None
 
     @cached_property
     def encode(self) -> Callable[..., Any]:
@@ -363,14 +364,16 @@ def load_data(
 def _named_rows(task: Task, labels: str) -> tuple[Task, list[dict[str, str]]]:
     """The task with these labels, whose names are the only rows that have one."""
     require_that(
-        head_kind(task).exclusive and "{pair}" not in task.prompt,
-        "labels are learnt from their names for one label a text; {kind} and pairs need rows that "
+        head_kind(task).exclusive,
+        "labels are learnt from their names for one label a text or a pair; {kind} needs rows that "
         "have labels.",
         kind=task.kind,
     )
-    names = label_words([name.strip() for name in labels.split(",")])
+    words = label_words([name.strip() for name in labels.split(",")])
     by = {"text": "text", "label": "label", **read_columns(task)}
-    return replace(task, labels=(*names,)), [{by["text"]: n, by["label"]: n} for n in names]
+    texts = [by[role] for role in ("text", "pair") if role in by]
+    rows = [{**dict.fromkeys(texts, word), by["label"]: name} for name, word in words.items()]
+    return replace(task, labels=(*words,), answers=words), rows
 
 
 def _hold_out_to_select(
@@ -505,7 +508,7 @@ def describe_run(
         share=learning / count_parameters(network),
         budget=settings.describe_budget(),
     )
-    if head_kind(work.task).text_labels:
+    if head_kind(work.task).text_labels and work.dev:
         _describe_labels(work)
     if work.word_baseline is not None:
         _describe_words(work, work.word_baseline)

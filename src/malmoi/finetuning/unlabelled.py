@@ -29,6 +29,8 @@ from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference import Model
+from malmoi.inference.embed import pair_cosines, sentence_vectors
+from malmoi.inference.predict import word_logprobs
 from malmoi.inference.zero_shot import classify
 from malmoi.interpret.probe import fit_linear
 from malmoi.messages import StatusLog
@@ -53,10 +55,14 @@ WORD_ROWS = 300  # whose labels are said by words, where there is no other guess
 def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     """Whether clouds tell more than fine-tuning: few labels, and vectors made to be compared.
 
-    Those of other models tell more than the labels' names alone (docs/lab.md).
+    Those of other models tell more than the labels' names alone (docs/lab.md). Pairs of a sentence
+    encoder have none: it compares two vectors, which no layer on one vector of both texts can.
     """
+    encoder = work.start.sentence is not None
+    if not work.unlabelled or (encoder and work.train[0].pair is not None):
+        return False
     few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
-    return bool(settings.labels or (work.unlabelled and few and work.start.sentence is not None))
+    return bool(settings.labels) or (few and encoder)
 
 
 def fit_clouds(
@@ -73,8 +79,7 @@ def fit_clouds(
     x, names, other = x - middle, names - middle, other - middle
     scale = 1 / other.norm(dim=1).mean()
     x, names, other = x * scale, names * scale, other * scale
-    prior = (F.one_hot(y, classes).sum(0) + 1).double()
-    prior = prior / prior.sum()
+    prior = F.normalize((F.one_hot(y, classes).sum(0) + 1).double(), p=1, dim=0)
     known = torch.cat((x, names[named]))
     labels = torch.cat((y, torch.arange(classes)[named]))
     names = names if named.all() else names[:0]
@@ -82,8 +87,7 @@ def fit_clouds(
         guess = _first_guess(known, labels, names, other, prior)
     else:
         known, labels = known[:0], labels[:0]
-        guess = torch.zeros(len(other), classes).to(other)
-        guess[: len(said)] = _balanced([said], prior)
+        guess = F.pad(_balanced([said], prior), (0, 0, 0, len(other) - len(said)))
     axes = _directions(other, max(DIRECTIONS, PER_LABEL * classes))
     weight, bias = _em(known @ axes, labels, other @ axes, guess, prior)
     weight = axes @ weight * scale
@@ -151,19 +155,18 @@ def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Che
     """
     checkpoint = _reader(work, settings)
     network = checkpoint.network.eval()
-    reading = work.predictor(checkpoint)
-    view = work.view(checkpoint)
     rows = few_labels.rows_by_label(work, MAX_FEW_ROWS)
     mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
     more = [replace(row, label=work.labels[0]) for row in mixed]  # which is not read
     with work.computing(settings):
-        parts = [encode_examples(work.task, some, view) for some in (rows.held, more)]
-        named = few_labels.label_name_items(work, reading)
+        parts = [
+            encode_examples(work.task, some, work.view(checkpoint)) for some in (rows.held, more)
+        ]
         x, other = (few_labels.item_vectors(network, items).double() for items in parts)
         length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
         x, other = F.normalize(x, dim=1), F.normalize(other, dim=1)
         names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
-        for item in named:
+        for item in few_labels.label_name_items(work, work.predictor(checkpoint)):
             names[item.label] += F.normalize(
                 few_labels.item_vectors(network, [item]).double(), dim=1
             )[0]
@@ -189,14 +192,24 @@ def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 
 
 def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
-    """log P of the labels by their words after each text [n, N]."""
-    found = classify(Model(work.start), [row.text for row in rows], work.labels, None, ())
-    return (
-        torch.tensor([[*one.scores.values()] for one in found])
-        .double()
-        .clamp(min=few_labels.TINY)
-        .log()
-    )
+    """log P of the labels by their words after each text [n, N].
+
+    A BERT says them between the two texts of a pair: "A man sleeps? [MASK], he is awake" (Schick &
+    Schütze 2021 §4).
+    """
+    model = Model(work.start)
+    words = work.task.answers
+    if rows[0].pair is not None and "mlm" in model.network.heads:
+        return word_logprobs(
+            model.network,
+            model.tokenizer,
+            [f"{row.text}?" for row in rows],
+            [f" {word}" for word in words.values()],
+            [f", {row.pair}" for row in rows],
+        ).double()
+    found = classify(model, ["\n".join(row.texts) for row in rows], words, None, ())
+    chances = torch.tensor([[*one.scores.values()] for one in found]).double()
+    return chances.clamp(min=few_labels.TINY).log()
 
 
 def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Gain:
@@ -215,6 +228,40 @@ def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, 
         outcomes.append(few_labels.label_outcome(work, scores))
         comparison.add(name, outcomes[-1], began, outcomes[0] if outcomes[1:] else None)
     return comparison.gain(*outcomes)
+
+
+# ------------------------------------------------------------------ pairs of a sentence encoder
+
+LIKE = ("the same", "different")
+
+
+def alike_pairs(
+    work: FinetuneData, settings: FinetuneConfig
+) -> tuple[FinetuneData, FinetuneConfig]:
+    """Pairs to train on, labelled by how alike a sentence encoder finds two texts, and how.
+
+    The pairs' cosines are as many clouds as there are labels. What the labels' words mean to the
+    encoder decides nothing but their order.
+    """
+    if not settings.labels or has_clouds(work, settings):
+        return work, settings
+    reading = work.predictor(work.start)
+    with work.computing(settings):
+        vectors = sentence_vectors(reading, [*work.task.answers.values(), *LIKE])
+        cosines = pair_cosines(reading, [row.input for row in work.unlabelled])
+    order = (vectors[:-2] @ (vectors[-2] - vectors[-1])).argsort()
+    logger.info(
+        "From different to alike the labels are {labels}, by their names; how alike its two texts "
+        "are decides the label of each row.",
+        labels=", ".join(work.labels[i] for i in order),
+    )
+    x = torch.tensor(cosines).double()[:, None]
+    none = torch.zeros(0, dtype=torch.long)
+    weight, bias = fit_clouds(x[:0], none, x.new_zeros(len(order), 1), x, x * order.argsort())
+    found = zip(work.unlabelled, (x @ weight + bias).argmax(1), strict=True)
+    rows = tuple(replace(row, label=work.labels[i]) for row, i in found)
+    # a frozen model that reads both texts at once knows nothing of how alike they are
+    return replace(work, train=rows, unlabelled=()), replace(settings, frozen_first=False)
 
 
 # ------------------------------------------------------------------ teachers

@@ -384,14 +384,22 @@ def _calibrated(words: Verbalizer, logprobs: Tensor) -> Tensor:
 
 
 def word_logprobs(
-    network: Network, tokenizer: Tokenizer, queries: Sequence[str], said: Sequence[str]
+    network: Network,
+    tokenizer: Tokenizer,
+    queries: Sequence[str],
+    said: Sequence[str],
+    endings: Sequence[str] = (),
 ) -> Tensor:
-    """log P(words | query) of a GPT, or of a BERT whose words are masked together [Q, N]."""
+    """log P(words | query) of a GPT, or of a BERT whose words are masked together [Q, N].
+
+    A BERT reads what comes after the words, too: for each query an ending of its own, or a stop.
+    """
     pairs = [(query, words) for query in queries for words in said]
     if "lm" in network.heads:
         found = score_pairs(network, tokenizer, pairs)
     else:
-        parts = [SplitText(query, words, MASKED_ENDING) for query, words in pairs]
+        after = [end for end in endings or [MASKED_ENDING] * len(queries) for _ in said]
+        parts = [SplitText(*pair, end) for pair, end in zip(pairs, after, strict=True)]
         found = pseudo_scores(network, tokenizer, parts, together=True)
     return torch.tensor([one.logprob for one in found]).view(len(queries), len(said))
 

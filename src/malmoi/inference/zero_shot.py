@@ -125,11 +125,18 @@ def _prompted(
 
 
 def label_words(labels: LabelWords) -> dict[str, str]:
-    """The words for each label: its name, or the entry of a mapping."""
-    words = dict(labels) if isinstance(labels, Mapping) else {label: label for label in labels}
-    known = len(words) >= 2 and all(word.strip() for word in words.values())
-    require_that(known, "Give at least two labels, each of them a non-empty text.")
+    """The words for each label: its name, what follows it in LABEL=WORDS, or a mapping's entry."""
+    words = dict(labels if isinstance(labels, Mapping) else map(_with_words, labels))
+    require_that(
+        len(words) >= 2 and all(word.strip() for word in words.values()),
+        "Give at least two labels, each of them a non-empty text.",
+    )
     return words
+
+
+def _with_words(label: str) -> tuple[str, str]:
+    name, given, words = label.partition("=")
+    return (name.strip(), words.strip()) if given else (label, label)
 
 
 def descriptions(text: str, words: Mapping[str, str], prompt: str | None) -> list[str]:
