@@ -72,8 +72,7 @@ def _table(path: Path) -> Iterator[BenchmarkRow]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    lines = (line.strip() for _, line in read_lines(path, lambda number, why: None))
-    return filter(None, lines)
+    return filter(None, (line.strip() for _, line in read_lines(path, lambda number, why: None)))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -121,8 +121,7 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
     """Which values are in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
-    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
-    return np.equal(nearest, values)
+    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
 
 
 @cache

@@ -107,8 +107,7 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> ClassifyR
         if ask.labels is None:
             _need(served, TEXT_HEADS, "send labels to choose from")
             # a verbalizer reads each label's words after the text
-            verbalized = "words" in served.model.checkpoint.extra
-            passes = len(served.model.labels) if verbalized else 1
+            passes = len(served.model.labels) if "words" in served.model.checkpoint.extra else 1
             parts = (part for one in texts for part in ([one] if isinstance(one, str) else one))
             count_reading(request, served.model, parts, passes=passes)
             return list(served.model.predict(texts))
