@@ -18,6 +18,7 @@ import time
 import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,8 +129,9 @@ def _work_apart(pipe: Any, threads: int, make: Callable[..., Work], given: Seque
     torch.set_num_threads(threads)
     work()
     pipe.send("ready")
-    while True:
-        pipe.send(timed(work, pipe.recv())[0])
+    with suppress(EOFError):  # the benchmark has ended
+        while True:
+            pipe.send(timed(work, pipe.recv())[0])
 
 
 def fewest(
