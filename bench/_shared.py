@@ -18,6 +18,7 @@ import time
 import unicodedata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,19 +89,53 @@ PAUSE = 0.05  # threads of the work before may still wait for more, as ONNX Runt
 
 
 def in_turn(
-    works: Mapping[str, Work], rounds: int, now: Clock = time.perf_counter
+    works: Mapping[str, "Work | Apart"], rounds: int, now: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each work in each round; in turn, so that other load affects all alike."""
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
             time.sleep(PAUSE)
-            found[name].append(timed(work, now)[0])
+            apart = isinstance(work, Apart)
+            found[name].append(work.seconds(now) if apart else timed(work, now)[0])
     return found
 
 
+class Apart:
+    """A work in a process of its own, so that what Malmoi sets for its process does not help it.
+
+    `make` and what it is given must be picklable, and are imported there.
+    """
+
+    def __init__(self, make: Callable[..., Work], *given: object) -> None:
+        import torch
+
+        context = multiprocessing.get_context("spawn")
+        self.pipe, there = context.Pipe()
+        given = (there, torch.get_num_threads(), make, given)
+        context.Process(target=_work_apart, args=given, daemon=True).start()
+        self.pipe.recv()  # it is ready
+
+    def seconds(self, now: Clock) -> float:
+        self.pipe.send(now)
+        return float(self.pipe.recv())
+
+
+def _work_apart(pipe: Any, threads: int, make: Callable[..., Work], given: Sequence[Any]) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    work = make(*given)
+    torch.set_num_threads(threads)
+    work()
+    pipe.send("ready")
+    with suppress(EOFError):  # the benchmark has ended
+        while True:
+            pipe.send(timed(work, pipe.recv())[0])
+
+
 def fewest(
-    works: Mapping[str, Work], rounds: int, now: Clock = time.perf_counter
+    works: Mapping[str, "Work | Apart"], rounds: int, now: Clock = time.perf_counter
 ) -> dict[str, float]:
     """The fewest seconds of each work."""
     return {name: min(seconds) for name, seconds in in_turn(works, rounds, now).items()}

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice, repeat
@@ -32,6 +32,7 @@ import torch
 
 from _shared import (
     WORDS,
+    Apart,
     Clock,
     Row,
     Work,
@@ -94,7 +95,7 @@ class CPU:
     def seconds(self, work: Work) -> float:
         return timed(work, self.now)[0]
 
-    def best(self, works: dict[str, Work], rounds: int) -> dict[str, float]:
+    def best(self, works: Mapping[str, Work | Apart], rounds: int) -> dict[str, float]:
         return fewest(works, rounds, self.now)
 
 
@@ -382,10 +383,11 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
     train_tokenizer(["a made-up text"] * 4, kind="wordpiece", vocab=60).save(folder)
     tokens = torch.randint(10, 50, (1, 128))
     exact = load(folder, device="cpu")
-    works: dict[str, Work] = {
+    works: dict[str, Work | Apart] = {
         "fp32": lambda: exact.network.trunk(tokens),
-        "transformers": lambda: peer(tokens),
+        "transformers": Apart(their_bert, folder, tokens.tolist()),
     }
+    works["fp32"]()  # the peer is warm
     if why_not() is None:
         small = load(folder, device="cpu", dtype="int8")
         works["int8"] = lambda: small.network.trunk(tokens)
@@ -407,6 +409,20 @@ def bert_rows(cpu: CPU) -> Iterator[Row]:
         label = "onnxruntime int8" if onnx else f"onnxruntime int8: {why}"
         off = {name: found[name] for name in ("kernel",) if name in found}
         yield Row(f"{what}, int8", "ms", found["int8"], label, onnx, "", off)
+
+
+def their_bert(folder: Path, tokens: list[list[int]]) -> Work:
+    """transformers' BertModel, with its defaults."""
+    import transformers
+
+    be_quiet()
+    peer, ids = transformers.BertModel.from_pretrained(folder).eval(), torch.tensor(tokens)
+
+    def read() -> None:
+        with torch.inference_mode():
+            peer(ids)
+
+    return read
 
 
 def onnx_session(folder: Path, tokens: torch.Tensor) -> Work:
@@ -438,11 +454,13 @@ def train_rows(cpu: CPU) -> Iterator[Row]:
     size = cpu.pick(4, 8)
     half = this_machine().fast_bf16("cpu")
     precision = "bf16" if half else "fp32"
-    ways = {
-        "ours": our_step(size, cpu.folder / "train", precision, compiled=half and not cpu.quick),
-        "theirs": their_step(size),
-    }
-    found = step_rates(cpu, ways, size)
+    ours = our_step(size, cpu.folder / "train", precision, compiled=half and not cpu.quick)
+    for _ in range(2):  # compilation and first allocations
+        ours()
+    ways = {"ours": ours, "theirs": Apart(their_step, size)}
+    seconds = in_turn(ways, cpu.pick(3, 15), cpu.now)
+    tokens = size * SHAPE["context"]
+    found = {name: tokens / statistics.median(some) for name, some in seconds.items()}
     config = gpt2(**SHAPE)
     with torch.device("meta"):
         weights = count_parameters(Network(config, {"lm": 0}))
@@ -522,22 +540,6 @@ def their_step(size: int) -> Work:
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def step_rates(cpu: CPU, ways: dict[str, Work], size: int) -> dict[str, float]:
-    """Tokens a second, the median of rounds that are taken in turn."""
-    for step in ways.values():  # compilation and first allocations
-        step()
-        step()
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(cpu.pick(1, 3)):
-        for name, step in ways.items():
-            began, count = cpu.now(), 0
-            while count < 2 or cpu.now() - began < cpu.pick(2, 4):
-                step()
-                count += 1
-            rates[name].append(count * size * SHAPE["context"] / (cpu.now() - began))
-    return {name: statistics.median(some) for name, some in rates.items()}
 
 
 def finetune_rows(cpu: CPU) -> Iterator[Row]:

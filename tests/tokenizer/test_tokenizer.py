@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from malmoi.errors import MalmoiError, UsageError
-from malmoi.tokenizer import Tokenizer, core, train_tokenizer
+from malmoi.tokenizer import Tokenizer, core, hf_files, pipeline, train_tokenizer
 from malmoi.tokenizer.chunks import truncated
 
 pytestmark = pytest.mark.usefixtures("every_letter")
@@ -93,6 +93,30 @@ def theirs(name: str) -> Any:
 @cache
 def trained(kind: str) -> Tokenizer:
     return train_tokenizer(iter(CORPUS), kind=kind, vocab=600)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "bpe", "char"])
+def test_a_model_that_was_read_is_not_parsed_again(kind: str) -> None:
+    whole = pipeline.parse_pipeline(trained(kind)._rust)
+    # a special token of that name must not be taken for the model
+    whole["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "model", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [1], "tokens": [name]} for name in ("a", "model", "z")
+        },
+    }
+    rust, model = hf_files.parse_rust(json.dumps(whole, indent=1), "here")
+    assert model == whole["model"]
+    assert pipeline.parse_pipeline(rust, model) == pipeline.parse_pipeline(rust)
+    # as older files have them
+    whole["model"]["merges"] = [" ".join(pair) for pair in whole["model"].get("merges", [])] or [
+        "a b"
+    ]
+    old = {name: part for name, part in whole["model"].items() if name != "type"}
+    for written in (whole, whole | {"model": old}) if "bpe" in kind else ():
+        assert hf_files.parse_rust(json.dumps(written), "here")[1] is None
 
 
 def auto(folder: Path, model_type: str) -> Any:

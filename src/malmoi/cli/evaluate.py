@@ -117,8 +117,7 @@ def _task(
         "classification rows.csv --model {folder}.",
         folder=model.checkpoint.source,
     )
-    task = announced(*evaluated_task(model, name or None, rows, columns))
-    return by_metric(task, metric or "")
+    return by_metric(announced(*evaluated_task(model, name or None, rows, columns)), metric or "")
 
 
 def _print_results(found: "list[InContextResult]", show: int, json: bool) -> None:

@@ -290,8 +290,7 @@ def _separated(rows: Iterable[Row], delimiter: str) -> str:
 
 def _write_lines(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
     for row in rows:
-        line = json.dumps(row, ensure_ascii=False, default=_plain)
-        file.write(line.encode() + b"\n")
+        file.write(json.dumps(row, ensure_ascii=False, default=_plain).encode() + b"\n")
 
 
 def _plain(value: Any) -> Any:

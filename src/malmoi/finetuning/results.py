@@ -116,8 +116,7 @@ def judge_held_out(work: FinetuneData, reading: Predictor) -> Outcome:
     """Evaluates the held-out rows; `chosen` are the thresholds or the temperature that fit them."""
     kind = head_kind(work.task)
     if not work.held:
-        unselected = kind.unselected if kind.thresholds(work.train) else {}
-        return Outcome({}, [], [], dict(unselected))
+        return Outcome({}, [], [], dict(kind.unselected if kind.thresholds(work.train) else {}))
     plain = predict_and_score(work.task, work.held, _undecided(reading))
     if kind.choose is None or not (kind.calibrated or kind.thresholds(work.train)):
         return plain

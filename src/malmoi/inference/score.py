@@ -49,8 +49,7 @@ class Score(Result):
     def of(
         cls, tokenizer: Tokenizer, tokens: Iterable[int], logprobs: Sequence[float], *, greedy: bool
     ) -> "Score":
-        names = tuple(map(tokenizer.token, tokens))
-        return cls(sum(logprobs), names, tuple(logprobs), greedy)
+        return cls(sum(logprobs), tuple(map(tokenizer.token, tokens)), tuple(logprobs), greedy)
 
 
 @dataclass(frozen=True)

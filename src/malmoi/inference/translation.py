@@ -71,8 +71,7 @@ class Translator:
 
     def _read(self, sources: Sequence[Sequence[int]]) -> Memory:
         device = self.network.device
-        width = max(map(len, sources))
-        tokens = torch.from_numpy(pad_to_width(sources, width, self.pad))
+        tokens = torch.from_numpy(pad_to_width(sources, max(map(len, sources)), self.pad))
         return self.trunk.encode(tokens.to(device), keep_mask(sources, device=device))
 
     def _logprobs(self, newest: Tensor, memory: Memory, cache: KVCache) -> Tensor:

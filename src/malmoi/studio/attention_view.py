@@ -153,8 +153,7 @@ def project_texts(
     model: Model, texts: Texts, layer: Layer = -1, pool: Literal["mean", "cls"] = "mean"
 ) -> dict[str, Any]:
     """Texts as points on a plane; neighbours are computed in the full space."""
-    found = model.embed(texts, (layer,), pool, truncate=True)
-    vectors = np.asarray(found, np.float64)
+    vectors = np.asarray(model.embed(texts, (layer,), pool, truncate=True), np.float64)
     plane, explained = principal(vectors)
     cosines = _cosines(vectors)
     return {

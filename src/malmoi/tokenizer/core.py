@@ -105,13 +105,17 @@ class Tokenizer:
         settings: dict[str, Any] | None = None,
         pieces: MarianPieces | None = None,
         where: str = "given here",
+        model: pipeline.State | None = None,
     ) -> None:
-        """Wraps a `tokenizers.Tokenizer` and its settings; see `load`. Errors name it `where`."""
+        """Wraps a `tokenizers.Tokenizer` and its settings; see `load`. Errors name it `where`.
+
+        `model` is that part of its tokenizer.json, if it has just been read.
+        """
         self._where = where
         with panics_explained(msg("The tokenizer {where} cannot be used", where=where)):
             rust.no_truncation()
             rust.no_padding()
-            state = pipeline.parse_pipeline(rust)
+            state = pipeline.parse_pipeline(rust, model)
             frame = max([0, *rust.encode("").ids, *rust.encode("", "").ids])
         self.settings = dict(settings or {})
         self.kind = pipeline.kind(state)
@@ -153,7 +157,8 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
         """Reads the text of a tokenizer.json."""
-        return cls(hf_files.parse_rust(text, "The tokenizer.json given"))
+        rust, model = hf_files.parse_rust(text, "The tokenizer.json given")
+        return cls(rust, model=model)
 
     @cached_property
     def target(self) -> "Tokenizer":

@@ -46,8 +46,7 @@ def extend_tokenizer(old: Tokenizer, texts: Iterable[str], add: int) -> Extended
     words = _words(old._rust, state, texts)
     characters = _unknown_characters(words, state, add) if kind == "WordPiece" else []
     known = old.vocab()
-    prefix = CONTINUES if kind == "WordPiece" else ""
-    merges = _learn_merges(words, SPARE_MERGES * add, prefix)
+    merges = _learn_merges(words, SPARE_MERGES * add, CONTINUES if kind == "WordPiece" else "")
     tokens, merges = _first_tokens(merges, characters, known, add)
     ensure(tokens, "No token was added: the text has no pair of pieces that occurs twice.")
     ids = {token: id for id, token in enumerate(tokens, old.vocab_size)}

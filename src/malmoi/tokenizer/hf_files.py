@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Rust
 
-from malmoi.errors import MalmoiError, ensure
+from malmoi.errors import MalmoiError, ensure, required
 from malmoi.messages import msg
 from malmoi.system.limits import shown
 from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
@@ -29,6 +29,7 @@ from malmoi.tokenizer.pipeline import (
     ROBERTA_SPECIALS,
     SPECIAL_ROLES,
     Merges,
+    State,
     Vocab,
 )
 from malmoi.tokenizer.sentencepiece_model import MarianPieces, read_sentencepiece
@@ -51,22 +52,24 @@ MODEL_CLASSES = {
 }
 
 
-def read_tokenizer_files(path: Path) -> tuple[Rust, Settings, MarianPieces | None, str]:
+def read_tokenizer_files(
+    path: Path,
+) -> tuple[Rust, Settings, MarianPieces | None, str, State | None]:
     """The tokenizer of a folder or file: all that `Tokenizer` takes."""
     ensure(path.exists(), "There is no tokenizer at {path}: no such file or folder.", path=path)
     folder = path if path.is_dir() else path.parent
     settings = read_settings(folder)
-    pieces = None
+    pieces = model = None
     if path.is_dir() and _is_marian(folder, settings):
         rust, pieces = read_marian(folder, settings)
     else:
-        rust = _read_folder(path, settings) if path.is_dir() else _read_file(path, settings)
+        rust, model = _read_file(_file_in(path) if path.is_dir() else path, settings)
     config = folder / "tokenizer_config.json"
     with panics_explained(
         msg("The special tokens that {folder} names cannot be added", folder=config)
     ):
         register(rust, settings)
-    return rust, settings, pieces, str(path)
+    return rust, settings, pieces, str(path), model
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -74,47 +77,52 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _read_folder(folder: Path, settings: Settings) -> Rust:
+def _file_in(folder: Path) -> Path:
     names = ("tokenizer.json", "vocab.txt", *dict(BPE_FILES).values(), *SENTENCEPIECE_FILES)
-    for path in (folder / name for name in names):
-        if path.exists():
-            return _read_file(path, settings)
-    raise MalmoiError(
+    return required(
+        next((path for name in names if (path := folder / name).exists()), None),
         "There is no tokenizer in {folder}: it needs tokenizer.json, vocab.txt, vocab.json and "
         "merges.txt, or SentencePiece's {files}, or source.spm, target.spm and vocab.json.",
+        raises=MalmoiError,
         folder=folder,
         files=", ".join(SENTENCEPIECE_FILES),
     )
 
 
-def _read_file(path: Path, settings: Settings) -> Rust:
+def _read_file(path: Path, settings: Settings) -> tuple[Rust, State | None]:
     for vocab, merges in BPE_FILES:
         if path.name in (vocab, merges):
-            return read_bpe(path.with_name(vocab), path.with_name(merges), settings)
+            return read_bpe(path.with_name(vocab), path.with_name(merges), settings), None
     if path.suffix == ".txt":
-        return read_wordpiece(path, settings)
+        return read_wordpiece(path, settings), None
     if path.suffix in (".model", ".spm"):
-        return read_sentencepiece_file(path, settings)
+        return read_sentencepiece_file(path, settings), None
     return _read_whole(path, settings)
 
 
-def _read_whole(path: Path, settings: Settings) -> Rust:
+def _read_whole(path: Path, settings: Settings) -> tuple[Rust, State | None]:
     """Like transformers' BERT classes, lets tokenizer_config.json override the normalizer."""
-    rust = parse_rust(read_text(path), str(path))
+    rust, model = parse_rust(read_text(path), str(path))
     is_bert = type(rust.normalizer).__name__ == "BertNormalizer"
     if is_bert and class_name(settings) in WORDPIECE_CLASSES:
         for key in BERT_SETTINGS.keys() & settings.keys():  # true, false or null: they are checked
             setattr(rust.normalizer, BERT_SETTINGS[key], settings[key])
-    return rust
+    return rust, model
 
 
-def parse_rust(text: str, where: str) -> Rust:
-    """A tokenizer from the text of a tokenizer.json; `where` names it in errors."""
-    check_state(parse_object(text, where))
+def parse_rust(text: str, where: str) -> tuple[Rust, State | None]:
+    """A tokenizer from the text of a tokenizer.json, and its model unless in an older form.
+
+    Older files name no type, or write a merge as one text. `where` names the text in errors.
+    """
+    state = parse_object(text, where)
+    check_state(state)
     with panics_explained(msg("{where} is not a tokenizer.json that can be used", where=where)):
         rust = Rust.from_str(text)
     ensure(rust.get_vocab_size() != 0, "{where} has an empty vocabulary.", where=where)
-    return rust
+    model = state.object("model")
+    older = "type" not in model or isinstance((model.get("merges") or [[]])[0], str)
+    return rust, None if older else dict(model)
 
 
 def read_sentencepiece_file(path: Path, settings: Settings) -> Rust:

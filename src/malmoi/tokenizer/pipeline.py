@@ -278,8 +278,13 @@ def kind(state: State) -> str:
     return "char" if bare and has_type(state["decoder"], "Fuse") else "bpe"
 
 
-def parse_pipeline(rust: Rust) -> State:
-    return dict(json.loads(rust.to_str()))
+def parse_pipeline(rust: Rust, model: State | None = None) -> State:
+    """All settings of a tokenizer; its model, which takes nearly all the time, may be known."""
+    text = rust.to_str()
+    if model is None:
+        return dict(json.loads(text))
+    # the last key, and no part of a model has that name and is an object
+    return dict(json.loads(text.rpartition(',"model":{')[0] + "}"), model=model)
 
 
 def vocabulary(state: State, rust: Rust) -> dict[str, int]:

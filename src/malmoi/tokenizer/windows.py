@@ -46,8 +46,7 @@ def _fitting(
 
 def first_tokens(words: Sequence[str], encoding: Encoding) -> Iterator[int | None]:
     """The position of each word's first token in the words joined with spaces."""
-    at = 0
-    begin = 0
+    at = begin = 0
     places = [i for i, special in enumerate(encoding.specials) if not special]
     for word in words:
         end = begin + len(word)

@@ -244,8 +244,7 @@ def _translations(recipe: Recipe, store: Store, words: Tokenizer, length: int) -
             left_out=units.left_out,
             length=length - 1,
         )
-    batches = TranslationBatches(units, end, words.specials.pad or 0)
-    return PhaseFeed(batches, length, len(units))
+    return PhaseFeed(TranslationBatches(units, end, words.specials.pad or 0), length, len(units))
 
 
 def regrouped(feed: PhaseFeed, batch: int) -> PhaseFeed:

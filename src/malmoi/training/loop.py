@@ -19,6 +19,7 @@ from torch import Tensor
 from malmoi.errors import is_out_of_memory
 from malmoi.kernels.cuda_graphs import Losses
 from malmoi.messages import measured
+from malmoi.system.machine import keep_freed_memory
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.storage import publish
@@ -88,6 +89,7 @@ class Loop(ABC):
         *,
         capturable: bool = False,
     ) -> None:
+        keep_freed_memory()
         self.loss_module = loss_module
         self.network = loss_module.network
         self.config = config
@@ -526,5 +528,4 @@ class Loop(ABC):
 
 def is_snapshot_step(step: int) -> bool:
     """Whether a step is a power of √2, rounded: 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64…"""
-    halves = round(2 * math.log2(step))
-    return round(2 ** (halves / 2)) == step
+    return round(2 ** (round(2 * math.log2(step)) / 2)) == step
