@@ -82,6 +82,8 @@ class PretrainOptions(TypedDict, total=False):
     """Share of the budget over which wsd decays."""
     ema: float
     """Average the weights over this last share of the budget; 0: off."""
+    own_teacher: float
+    """Weight of learning from the mean of the own last weights; 0: off."""
     seed: int
     """Random seed."""
     precision: Literal["auto", "fp32", "bf16"]

@@ -159,6 +159,11 @@ class WeightAverage:
         """Adds the current weights to the mean as the `count`-th sample."""
         torch._foreach_lerp_(self._means, self._weights, 1 / count)
 
+    def fill(self, network: nn.Module) -> None:
+        """Makes the means the weights of another network of this shape."""
+        for weight, mean in zip(network.parameters(), self._means, strict=True):
+            weight.data = mean
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Swaps the averaged weights into the network within the context."""

@@ -209,6 +209,7 @@ def check_request(recipe: Recipe, group: ProcessGroup) -> None:
         "{name} is trained on features: give their file with --set data.features=FILE.npy.",
         name=recipe.name,
     )
+    require_that(group.world == 1 or not c.own_teacher, "train.own_teacher is for one process.")
     require_that(
         c.batch % group.parts == 0,
         "train.batch={batch} does not divide over {world} processes: use a multiple.",

@@ -114,6 +114,9 @@ class TrainConfig(Config):
     ema: float = setting(
         0.0, "Average the weights over this last share of the budget; 0: off.", ge=0, le=1
     )
+    own_teacher: float = setting(
+        0.0, "Weight of learning from the mean of the own last weights; 0: off.", ge=0
+    )
     seed: int = option(0, "Random seed.", shown="0")
     precision: Literal["auto", "fp32", "bf16"] = setting(
         "auto", "auto: bf16 if the device computes in it."
@@ -328,6 +331,10 @@ class Recipe(Config):
         _require(
             m.mixer == "attention" or not self.data.document_mask,
             "a recurrent model reads a row from end to end: set data.document_mask=false.",
+        )
+        _require(
+            not self.train.own_teacher or self.objective == "lm",
+            "a model teaches itself (train.own_teacher) with the objective lm alone.",
         )
         seen = self.objective in ("lm", "both") and any("causal" not in p for p in m.attention)
         _require(

@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Callable, Generator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import ensure, is_out_of_memory
-from malmoi.kernels.cuda_graphs import StepReplay
+from malmoi.kernels.cuda_graphs import Losses, StepReplay
 from malmoi.messages import msg
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
@@ -29,11 +30,12 @@ from malmoi.training.device import (
     step_seconds,
     uncompiled,
 )
-from malmoi.training.feed import batch_sizes, regrouped, samples_per_epoch
+from malmoi.training.feed import Tensors, batch_sizes, regrouped, samples_per_epoch
 from malmoi.training.loop import BadLoss, Loop, StepBatch
 from malmoi.training.loss_module import LossModule, guessing_loss, validate
 from malmoi.training.losses import Objective, objective
-from malmoi.training.losses.distil import Distillation
+from malmoi.training.losses.distil import TAUGHT, Distillation, own_teacher_loss
+from malmoi.training.optim import WeightAverage
 from malmoi.training.prepare import TrainingRun
 from malmoi.training.recipe import Recipe
 from malmoi.training.saver import with_weights
@@ -45,6 +47,9 @@ ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further tha
 MIN_SECONDS_FOR_ONE_GRAPH = 600.0
 # deeper models are wide enough to keep a GPU busy block by block, and compile for minutes as one
 MAX_DEPTH_OF_ONE_GRAPH = 16
+# the mean of the own weights teaches after this share of the budget, …
+OWN_TEACHER_FROM = 0.4
+OWN_TEACHER_REACH = 0.05  # … and reaches back so far
 
 
 class Trainer(Loop):
@@ -66,7 +71,13 @@ class Trainer(Loop):
             teacher.to(run.group.device)
         network.trunk.gradient_checkpointing = recipe.train.gradient_checkpointing
         network.trunk.checkpointing_keeps = recipe.train.checkpointing_keeps
-        loss_module = LossModule(network, _objective(recipe, distillation))
+        goal = _objective(recipe, distillation)
+        self.mean: WeightAverage | None = None  # of the last weights, which teaches
+        if recipe.train.own_teacher:
+            self.mean = WeightAverage(network)
+            self.mean.fill(teacher := deepcopy(network))
+            goal += recipe.train.own_teacher * own_teacher_loss(teacher)
+        loss_module = LossModule(network, goal)
         execution = choose_execution(run.group.device, recipe.train)
         execution = replace(execution, varied=recipe.data.pairs)
         self.replays = execution.compiled and self._one_shape() and distillation is None
@@ -117,6 +128,14 @@ class Trainer(Loop):
         return _mix(self.config.seed, self.state.step, self.group.part)
 
     # ------------------------------------------------------------------ steps
+
+    def step(self, micros: list[Tensors]) -> Losses:
+        if self.mean is not None:
+            if self.progress >= OWN_TEACHER_FROM:
+                micros = [{**micro, TAUGHT: micro["lm_labels"]} for micro in micros]
+            reach = max(1, round(OWN_TEACHER_REACH * self.expected))
+            self.mean.add(min(self.state.step + 1, reach))
+        return super().step(micros)
 
     def batches(self) -> Generator[StepBatch]:
         """The steps of each phase; again from the state after a rollback or an out-of-memory."""
@@ -391,11 +410,14 @@ class Trainer(Loop):
             (scratch / folder.name).replace(folder)
 
     def own_tensors(self) -> Mapping[str, Tensor]:
-        return self.loss_module.memory_tensors()
+        means = {f"teacher.{n}": m for n, m in self.mean.tensors.items()} if self.mean else {}
+        return {**self.loss_module.memory_tensors(), **means}
 
     def load_own(self, tensors: Mapping[str, Tensor]) -> None:
         """Restores the memory of earlier segments; several processes begin with an empty one."""
         self.loss_module.load_memory(tensors)
+        for name, mean in self.mean.tensors.items() if self.mean else ():
+            mean.copy_(tensors[f"teacher.{name}"])
 
     def restore(self) -> None:
         super().restore()

@@ -174,15 +174,23 @@ def _vocabulary_divergence(
     return apart
 
 
+TAUGHT = "taught_labels"  # of a language model that learns from its own mean
 PREDICTING_STATES: dict[str, Callable[[ForwardPass], Tensor]] = {
     "lm_labels": lambda done: done.hidden.flatten(0, 1),
     "mlm_labels": lambda done: done.at_masks,
+    TAUGHT: lambda done: done.hidden.flatten(0, 1),
 }
 
 
 def text_distiller(head: str, labels: str) -> Distiller:
     """Compares a vocabulary head's scores of next tokens (lm_labels) or masked ones."""
     return Distiller(head, labels, _vocabulary_divergence(head, labels, PREDICTING_STATES[labels]))
+
+
+def own_teacher_loss(mean: Network) -> Objective:
+    """KL(the mean of the own weights ‖ the network), where a batch says what is taught."""
+    taught = Distillation(mean, soft=1.0, temperature=1.0)
+    return distillation_loss(taught, text_distiller("lm", TAUGHT), "own_teacher")
 
 
 TEXT_DISTILLERS = {head: text_distiller(head, f"{head}_labels") for head in ("lm", "mlm")}
