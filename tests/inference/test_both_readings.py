@@ -80,13 +80,12 @@ def test_the_server_uses_the_reading_of_each_verb(model: malmoi.Model) -> None:
     with Live({"both": model}) as live, httpx.Client(base_url=live.url, timeout=60) as client:
         vector = client.post("/v1/embeddings", json={"input": TEXTS[0]}).json()["data"][0]
         np.testing.assert_allclose(vector["embedding"], model.embed(TEXTS[0]), atol=1e-5)
-        both = client.post("/v1/attention", json={"text": TEXTS[0]}).json()["attention"]
-        np.testing.assert_allclose(both, model.attention(TEXTS[0]), atol=1e-5)
-        asked = {"text": TEXTS[0], "reading": "causal"}
-        left = np.array(client.post("/v1/attention", json=asked).json()["attention"])
-        assert (np.triu(left[0, 0], 1) == 0).all()
-        drawn = client.post("/studio/attention", json={**asked, "model": "both"}).json()["weights"]
-        np.testing.assert_allclose(drawn, left[0, 0], atol=1e-4)
+        asked = {"model": "both", "text": TEXTS[0]}
+        both = client.post("/studio/attention", json=asked).json()["weights"]
+        np.testing.assert_allclose(both, model.attention(TEXTS[0])[0, 0], atol=1e-4)
+        asked["reading"] = "causal"
+        left = np.array(client.post("/studio/attention", json=asked).json()["weights"])
+        assert (np.triu(left, 1) == 0).all()
         asked = {"model": "both", "text": MASKED, "reading": "masked", "top": 1}
         lens = client.post("/studio/lens", json=asked).json()
         asked = {"text": TEXTS[1], "place": 3, "gpt": "both", "bert": "both"}

@@ -72,11 +72,6 @@ ASKED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("/v1/embeddings", "bert", "input", {}),
     ("/v1/embeddings", "bert", "input", {"truncate": True}),
     ("/v1/embeddings", "gpt", "input", {"truncate": True}),
-    ("/embed", "bert", "inputs", {"truncate": True}),
-    ("/tokenize", "gpt", "prompt", {}),
-    ("/tokenize", "gpt", "messages", {}),
-    ("/v1/attention", "bert", "text", {}),
-    ("/v1/lens", "gpt", "text", {}),
 ]
 FORMS: dict[str, Any] = {
     "messages": lambda text: [{"role": "user", "content": text[i::8]} for i in range(8)],

@@ -33,6 +33,7 @@ import malmoi
 from live_server import TEXTS, Live, bert_with, gpt_folder, slow_gpt, wait_until
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.inference import Model, load
+from malmoi.interpret.forward_pass import attention, lens
 from malmoi.server.app import Server
 from malmoi.server.config import ServeConfig
 from malmoi.server.middleware import ServerState
@@ -398,24 +399,24 @@ def test_zero_shot_endpoints_of_language_models(
 
 @torch.inference_mode()
 def test_attention_and_lens_are_those_of_transformers(
-    client: httpx.Client, folder: Path, models: dict[str, Model]
+    folder: Path, models: dict[str, Model]
 ) -> None:
+    model = models["gpt"]
     peer = hf.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
-    ids = torch.tensor([models["gpt"].tokenizer.encode(PROMPT).tokens])
+    ids = torch.tensor([model.tokenizer.encode(PROMPT).tokens])
     theirs = peer(ids, output_attentions=True, output_hidden_states=True)
-    seen = post(client, "/v1/attention", text=PROMPT)
+    seen = attention(model, PROMPT)
     expected = torch.stack(theirs.attentions)[:, 0]
-    np.testing.assert_allclose(np.array(seen["attention"]), expected.numpy(), atol=2e-6)
-    assert seen["words"] == [0, 1, 1, 2]
-    layers = post(client, "/v1/lens", text=PROMPT, top=3)["layers"]
+    np.testing.assert_allclose(seen.weights, expected.numpy(), atol=2e-6)
+    assert seen.words == [0, 1, 1, 2]
     states = [*map(peer.transformer.ln_f, theirs.hidden_states[:-1]), theirs.hidden_states[-1]]
-    for layer, state in zip(layers, states, strict=True):
+    for layer, state in zip(lens(model, PROMPT, 3).guesses, states, strict=True):
         best = peer.lm_head(state)[0].softmax(-1).topk(3).values
-        found = [[one["probability"] for one in place] for place in layer]
+        found = [[one.probability for one in place] for place in layer]
         np.testing.assert_allclose(np.array(found), best.numpy(), atol=1e-5)
-    pair = post(client, "/v1/attention", model="bert", text="the state", pair="the union")
-    assert set(pair["segments"]) == {0, 1}
-    np.testing.assert_allclose(np.array(pair["attention"]).sum(-1), 1, atol=1e-4)
+    pair = attention(models["bert"], "the state", "the union")
+    assert set(pair.segments) == {0, 1}
+    np.testing.assert_allclose(pair.weights.sum(-1), 1, atol=1e-4)
 
 
 def test_counts_for_prometheus(client: httpx.Client, live: Live) -> None:
@@ -519,8 +520,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/ner", {"model": "gpt", "text": "a"}, 400, "fine-tuned for tagging"),
     ("/v1/classify", {"model": "names", "text": "a"}, 400, "send it to /v1/ner"),
     ("/v1/classify", {"model": "gpt", "text": "a"}, 400, "labels"),
-    ("/v1/attention", {"model": "gpt", "text": "a", "pair": "b"}, 400, "one text at a time"),
-    ("/v1/lens", {"model": "moods", "text": "a"}, 400, "no head over the vocabulary"),
+    ("/studio/attention", {"model": "gpt", "text": "a", "pair": "b"}, 400, "one text at a time"),
+    ("/studio/lens", {"model": "moods", "text": "a"}, 400, "no head over the vocabulary"),
 ]
 
 
@@ -550,7 +551,7 @@ def test_errors_have_codes_for_programs(client: httpx.Client) -> None:
 
     assert code("/v1/completions", prompt="the " * 500) == "context_length_exceeded"  # OpenAI's own
     assert code("/v1/embeddings", model="bert", input="the " * 500) == "context_length_exceeded"
-    assert code("/v1/attention", model="gpt", text="the " * 500) == "context_length_exceeded"
+    assert code("/studio/attention", model="gpt", text="the " * 500) == "context_length_exceeded"
     assert code("/v1/fill", model="bert", text="a") == "no_mask"
     assert code("/v1/completions", model="none", prompt="a") == "model_not_found"
 

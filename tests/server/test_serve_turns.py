@@ -99,7 +99,6 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/studio/embeddings", {"texts": [TEXT, "a small model"]}),
     ("/studio/beside", {"text": TEXT, "place": 2, "gpt": "gpt"}),
     ("/studio/shots", {"task": "own", "lines": ROWS, "shots": 2}),
-    ("/v1/lens", {"text": TEXT}),
     ("/v1/classify", {"text": [TEXT, "no"], "labels": LABELS}),
     ("/v1/score", {"context": TEXT, "continuations": [" a", " b"]}),
     ("/v1/embeddings", {"input": [TEXT, "a"]}),
@@ -127,7 +126,7 @@ def test_timed_out_work_stops(folder: Path) -> None:
     model = load(folder, device="cpu")
     held = Held(model)
     with Live({"gpt": model}, slots=2, timeout=0.2) as live:
-        answer = httpx.post(f"{live.url}/v1/lens", json={"text": TEXT}, timeout=60)
+        answer = httpx.post(f"{live.url}/studio/lens", json={"text": TEXT}, timeout=60)
         held.go.set()
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
         assert wait_until(lambda: not live.app.state.work["gpt"].begun)
@@ -136,7 +135,7 @@ def test_timed_out_work_stops(folder: Path) -> None:
 
 def test_an_immediate_stop_answers_paused_work(serving: Serving) -> None:
     with ThreadPoolExecutor(2) as pool:
-        ask = lambda: httpx.post(f"{serving.live.url}/v1/lens", json={"text": TEXT}, timeout=60)  # noqa: E731
+        ask = lambda: httpx.post(f"{serving.live.url}/studio/lens", json={"text": TEXT}, timeout=60)  # noqa: E731
         asked = [pool.submit(ask) for _ in range(2)]
         assert serving.held.reached.wait(30)
         assert wait_until(lambda: serving.inside == 2)
@@ -155,7 +154,7 @@ def test_a_short_request_does_not_wait_for_a_long_one(serving: Serving) -> None:
         body = {"text": [TEXT] * 4, "labels": LABELS}
         long = pool.submit(httpx.post, f"{url}/v1/classify", json=body, timeout=60)
         assert serving.held.reached.wait(30)
-        short = pool.submit(httpx.post, f"{url}/v1/lens", json={"text": TEXT}, timeout=60)
+        short = pool.submit(httpx.post, f"{url}/studio/lens", json={"text": TEXT}, timeout=60)
         assert wait_until(lambda: serving.inside == 2)
         serving.held.go.set()
         assert short.result().status_code == long.result().status_code == 200

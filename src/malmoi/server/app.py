@@ -18,7 +18,7 @@ from malmoi import __version__
 from malmoi.errors import MalmoiError
 from malmoi.messages import StatusLog, plural
 from malmoi.server import error_replies
-from malmoi.server.api import chat, completions, embeddings, other_servers, predictions, service
+from malmoi.server.api import chat, completions, embeddings, predictions, service
 from malmoi.server.config import ServeConfig
 from malmoi.server.executor import ModelExecutor, receive_chunks
 from malmoi.server.link import Mailbox
@@ -26,7 +26,7 @@ from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
 logger = StatusLog(__name__)
-API = (service, completions, chat, embeddings, predictions, other_servers)
+API = (service, completions, chat, embeddings, predictions)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3
 # seconds; longer than clients and proxies, so that none sends into a closing connection

@@ -122,9 +122,7 @@ MAX_DRAINED_BYTES = 64 * 2**20
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # paths that need the key; the page itself holds no data
-AUTHENTICATED_PREFIXES = (
-    *("/v1", "/v2", "/rerank", "/embed", "/tokenize", "/detokenize", "/studio", "/metrics"),
-)
+AUTHENTICATED_PREFIXES = (*("/v1", "/v2", "/rerank", "/studio", "/metrics"),)
 access = logging.getLogger("malmoi.access")
 access.propagate = False  # request lines go only to handlers attached to this logger
 

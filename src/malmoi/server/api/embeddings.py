@@ -160,26 +160,6 @@ def _written(vector: Float32Array, form: str) -> list[float] | str:
     return list(vector.astype(np.float64).tolist())
 
 
-class EmbedRequest(ApiRequest, json_schema_extra=example(inputs=["a text", "another"])):
-    """Texts to embed, as text-embeddings-inference takes them."""
-
-    long_texts = frozenset({"inputs"})
-
-    inputs: EmbeddingInput
-    normalize: bool = True
-    truncate: bool = False
-
-
-@router.post("/embed", response_model=list[list[float]], tags=["Other servers"])
-async def embed(ask: EmbedRequest, request: Request) -> Any:
-    """A vector for each text, as text-embeddings-inference answers."""
-    given = EmbeddingRequest(
-        model=ask.model, input=ask.inputs, normalize=ask.normalize, truncate=ask.truncate
-    )
-    found = await embeddings_endpoint(given, request)
-    return [one.embedding for one in found.data]
-
-
 # ------------------------------------------------------------------ cross-encoders
 
 

@@ -1,12 +1,11 @@
-"""What models say of texts: fill, classify, tag, answer, score; attention, the lens, traces."""
+"""What models say of texts: fill, classify, tag, answer, score; where they have read it."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from malmoi.errors import UsageError, require_that
@@ -17,14 +16,6 @@ from malmoi.inference.pseudo_likelihood import Fill
 from malmoi.inference.score import Score
 from malmoi.inference.spans import Candidate, Span
 from malmoi.inference.zero_shot import label_prompts, question_prompt
-from malmoi.interpret.forward_pass import (
-    AttentionArray,
-    LayerGuess,
-    Reading,
-    attention,
-    chosen_reader,
-    lens,
-)
 from malmoi.messages import msg
 from malmoi.server.api.completions import check_length
 from malmoi.server.api.requests import ApiRequest, TextField, TextList, Top, example, field
@@ -33,7 +24,6 @@ from malmoi.server.error_replies import refuse_unless
 from malmoi.server.executor import (
     GenerationStream,
     beginnings,
-    checkpoint,
     count_reading,
     require_characters,
     run_on_model,
@@ -282,83 +272,6 @@ def _need(served: ServedModel, heads: Sequence[TaskHead], instead: str) -> None:
 
 
 # ------------------------------------------------------------------ inside a model
-
-ATTENTION_DIGITS = 6  # decimals of an attention weight
-
-
-class AttentionRequest(ApiRequest, json_schema_extra=example(text="어제 카페 갔었어")):
-    """A text, or a pair of texts, whose attention maps to return."""
-
-    text: str
-    pair: str | None = None
-    reading: Reading | None = field(None, "How a model trained both ways reads: masked unless set.")
-
-
-class AttentionResponse(ModelResponse):
-    """Attention maps."""
-
-    tokens: list[str]
-    words: list[int | None] = Field(description="The word each token belongs to.")
-    segments: list[int] = Field(description="1 for the second text of a pair.")
-    attention: list[list[list[list[float]]]] = Field(description="[layer][head][query][key]")
-
-
-@router.post("/v1/attention", response_model=AttentionResponse, tags=["Look inside"])
-async def attention_endpoint(ask: AttentionRequest, request: Request) -> Response:
-    """The attention of every head of every layer."""
-    served = served_model(request, ask)
-
-    def see() -> str:
-        seen = attention(chosen_reader(served.model, ask.reading), ask.text, ask.pair)
-        facts = {
-            "model": served.name,
-            "tokens": seen.tokens,
-            "words": seen.words,
-            "segments": seen.segments,
-        }
-        return f'{json.dumps(facts)[:-1]}, "attention": {_numbers(seen.weights)}}}'
-
-    return Response(await run_on_model(request, served, see), media_type="application/json")
-
-
-def _numbers(weights: AttentionArray) -> str:
-    """A tensor [L, H, T, T] as JSON, head by head, so that other requests get their turn."""
-    rounded = weights.astype("float64").round(ATTENTION_DIGITS)
-    layers = []
-    for layer in rounded:
-        checkpoint()
-        layers.append(", ".join(json.dumps(head.tolist(), allow_nan=False) for head in layer))
-    return "[" + ", ".join(f"[{layer}]" for layer in layers) + "]"
-
-
-class LensRequest(ApiRequest, json_schema_extra=example(text="The capital of France is", top=3)):
-    """A text for the logit lens."""
-
-    text: str
-    top: Top = field(5, "Tokens at each position of each layer.")
-
-
-class LensResponse(ModelResponse):
-    """Each layer's predictions at each position."""
-
-    tokens: list[str]
-    layers: list[list[list[LayerGuess]]] = Field(
-        description="[layer, the embedding first][place][best first]"
-    )
-
-
-@router.post("/v1/lens", response_model=LensResponse, tags=["Look inside"])
-async def lens_endpoint(ask: LensRequest, request: Request) -> Response:
-    """Each layer's prediction at each position, as if it were the last layer."""
-    served = served_model(request, ask)
-
-    def see() -> str:
-        seen = lens(served.model, ask.text, ask.top, checkpoint)
-        return LensResponse(
-            model=served.name, tokens=seen.tokens, layers=seen.guesses
-        ).model_dump_json()
-
-    return Response(await run_on_model(request, served, see), media_type="application/json")
 
 
 class TraceRequest(ApiRequest, json_schema_extra=example(text="the state of the union", top=3)):
