@@ -589,6 +589,11 @@ def _reasons(
         context=m.context,
         steps=plural(steps, "step"),
     )
+    if recipe.objective == "mlm":
+        yield (
+            "Objective: masked words, so that the model can fill them; replaced ones (--set "
+            "objective=electra) compare two texts better and judge one worse."
+        )
     if recipe.objective == "both":
         yield msg(
             "Rows: {causal} of {batch} are read from left to right, the others with masks, "
