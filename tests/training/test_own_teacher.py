@@ -43,5 +43,5 @@ def test_a_stopped_run_resumes_to_the_bit(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_other_objectives_have_no_such_teacher(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(malmoi.MalmoiError, match="objective lm alone"):
+    with pytest.raises(malmoi.MalmoiError, match="objective lm and without"):
         train("bert", corpus, tmp_path / "bert", steps=2, **{"train.own_teacher": 0.5})

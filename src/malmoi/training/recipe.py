@@ -333,8 +333,9 @@ class Recipe(Config):
             "a recurrent model reads a row from end to end: set data.document_mask=false.",
         )
         _require(
-            not self.train.own_teacher or self.objective == "lm",
-            "a model teaches itself (train.own_teacher) with the objective lm alone.",
+            not self.train.own_teacher or (self.objective == "lm" and not m.memory),
+            "a model teaches itself (train.own_teacher) with the objective lm and without a "
+            "memory.",
         )
         seen = self.objective in ("lm", "both") and any("causal" not in p for p in m.attention)
         _require(
