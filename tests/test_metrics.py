@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from malmoi.errors import UsageError
+from malmoi.evaluation.kinds import by_tags, custom_task
 from malmoi.metrics import METRICS, is_better, mean_with_error, score_predictions
 from malmoi.metrics.labels import (
     accuracy,
@@ -270,6 +271,19 @@ def test_language_measures_and_means() -> None:
     assert (found.mean, found.deviation) == (2.5, pytest.approx(np.std([1, 2, 3, 4], ddof=1)))
     assert found.standard_error == pytest.approx(found.deviation / 2)
     assert mean_with_error([3.0]).standard_error == 0
+
+
+def test_tags_that_mark_no_entities_are_judged_word_by_word() -> None:
+    task = custom_task("tagging", text="words", label="tags")
+    assert by_tags(task, ("ADJ", "NOUN", "X")).metrics == ("tag_accuracy", "tag_f1_macro")
+    for tags in (("B-PER", "I-PER", "O"), ("O", "PER"), ("B", "I"), ()):
+        assert by_tags(task, tags) is task
+    gold, said = [["DET", "NOUN"], ["NOUN", "VERB"]], [["DET", "NOUN"], ["VERB", "VERB"]]
+    found = score_predictions(["tag_accuracy", "tag_f1_macro", "entity_f1"], gold, said)
+    # a tag's word is an entity of its own, so old scores compare
+    assert found == pytest.approx(
+        {"tag_accuracy": 3 / 4, "tag_f1_macro": 7 / 9, "entity_f1": 3 / 4}
+    )
 
 
 def test_unscorable_inputs_are_refused() -> None:

@@ -55,10 +55,17 @@ def require_that(
         raise UsageError(msg(sentence, **values), code=code)
 
 
-def ensure(condition: object, sentence: str, /, **values: object) -> None:
+def ensure(
+    condition: object,
+    sentence: str,
+    /,
+    *,
+    raises: type[MalmoiError] = MalmoiError,
+    **values: object,
+) -> None:
     """Raises a MalmoiError with this sentence, which says what is wrong, unless it holds."""
     if not condition:
-        raise MalmoiError(msg(sentence, **values))
+        raise raises(msg(sentence, **values))
 
 
 def require(what: str, condition: object, sentence: str, /, **values: object) -> None:

@@ -92,6 +92,12 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         encoded("text,label\n" + "".join(f"a film,tt{i:04}\n" for i in range(12))),
         "Each of the 12 rows has a different label ('tt0000', 'tt0001'…)",
     ),
+    "one text of each label": (
+        ["classification"],
+        "a.csv",
+        b"text,label\na,pos\nb,neg\nc,mid\n",
+        "Each label has only one text (a.csv:2…), which cannot teach it and test it too",
+    ),
     "no column of labels": (
         ["classification"],
         "a.csv",
@@ -114,7 +120,7 @@ REFUSED: dict[str, tuple[list[str], str, bytes, str]] = {  # arguments, file, co
         ["classification", "--text", "txt"],
         "a.csv",
         b"text,label\na,1\n",
-        "a.csv:2 has no column 'txt'. Did you mean 'text'?",
+        "a.csv:2 has no column 'txt'. Did you mean 'text'? Name the column with --text COLUMN",
     ),
     "a row without its column": (
         ["classification"],
@@ -342,6 +348,7 @@ PATHS = {
     "generate -m demo-ko/gtp hi": "There is no folder 'demo-ko/gtp'. Did you mean 'demo-ko/gpt'?",
     "fill -m demo-k/gpt hi": "Did you mean 'demo-ko/gpt'?",
     "predict -m demo-ko/gpt new.cvs --data new.cvs": "'new.cvs'. Did you mean 'new.csv'?",
+    "pretrain gtp new.csv": "There is no recipe, file or folder 'gtp'. Did you mean 'gpt'?",
     "finetune nwe.csv": "There is no file or folder 'nwe.csv'. Did you mean 'new.csv'?",
     "finetune new.csv --dev nwe.csv": "Did you mean 'new.csv'?",
     "evaluate new.cvs -m demo-ko/gpt": "Did you mean 'new.csv'?",

@@ -25,6 +25,7 @@ from malmoi.studies.study import (
     picked_summaries,
 )
 from malmoi.training.signals import Stopped
+from malmoi.training.trainer import Trainer
 from tiny_models import tiny_bert
 
 
@@ -110,6 +111,28 @@ def test_a_cell_that_hangs_ends_with_the_study(
     if workers > 1:
         with pytest.raises(ProcessLookupError):
             os.kill(int(note.read_text()), 0)
+
+
+def test_training_that_hangs_ends_with_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "GRACE", 0.5)
+    (tmp_path / "text.txt").write_text("One law for all the people. " * 400)
+    hang = partial(hanging, note=str(tmp_path / "note"))
+    monkeypatch.setattr(Trainer, "learn_eagerly", lambda trainer, micros: hang(None))
+    recipe = named_scale("tiny").recipe("gpt", 0)
+    cells = [
+        Cell(
+            "row",
+            0,
+            partial(counted, note=tmp_path, value=0.0),
+            recipe,
+            (str(tmp_path / "text.txt"),),
+        )
+    ]
+    with pytest.raises(Stopped):
+        run_cells(cells, tmp_path, device="cpu")
+    assert (tmp_path / "note").is_file()
 
 
 def models_ready(judged: JudgedModel, models: str) -> dict[str, float]:

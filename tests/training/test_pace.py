@@ -227,6 +227,11 @@ def test_a_run_takes_the_batch_that_fits_and_keeps_it(
     before = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
     assert go(steps=before + 2) == SMALLEST_BATCH
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
+    assert "has used its budget" not in caplog.text
+    go(steps=before + 1)
+    assert f"has used its budget ({before + 2} steps, " in caplog.text
+    assert "a larger --steps (steps=…)" in caplog.text
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == before + 2
     assert "holds another" not in caplog.text
 
 

@@ -189,8 +189,11 @@ def _open(folder: Path) -> AdapterFolder:
 def _base(found: AdapterFolder) -> Checkpoint:
     """Opens the base, if it is still the one that the adapter was trained on."""
     named = found.config.text("base_model_name_or_path", default="")
-    if "\0" in named or len(named) > MAX_PATH_CHARACTERS:
-        raise found.config.wrong("base_model_name_or_path", "the path of a folder")
+    found.config.require(
+        "\0" not in named and len(named) <= MAX_PATH_CHARACTERS,
+        "base_model_name_or_path",
+        "the path of a folder",
+    )
     where = found.folder / named if (found.folder / named).is_dir() and named else named
     mend = msg(
         "Set base_model_name_or_path to its current path in {folder}.",

@@ -82,8 +82,9 @@ def read_sentence_pooling(folder: Path) -> SentencePooling | None:
         names=", ".join(names)[:80] or msg("none"),
     )
     inner = modules[1].text("path")
-    if Path(inner).name != inner or not inner:
-        raise modules[1].wrong("path", "the name of a folder beside it")
+    modules[1].require(
+        inner and Path(inner).name == inner, "path", "the name of a folder beside it"
+    )
     return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, _length(folder))
 
 
@@ -253,8 +254,11 @@ def _kept_config(config: JsonObject) -> dict[str, Any]:
 def _labels(config: JsonObject, network: Network) -> tuple[str, ...]:
     """Class names in order of their ids; as many as the head has."""
     names = config.map_of("id2label", str, default={})
-    if not all(number.isdecimal() and len(number) < 10 for number in names):
-        raise config.wrong("id2label", "class names by index, from 0")
+    config.require(
+        all(number.isdecimal() and len(number) < 10 for number in names),
+        "id2label",
+        "class names by index, from 0",
+    )
     labels = tuple(names[number] for number in sorted(names, key=int))
     check_labels(network, labels, config.where)
     return labels

@@ -227,11 +227,13 @@ def _compared(made: "RunPlan") -> str:
     ratio = f"{made.tokens / made.parameters:.3g}"
     if made.optimal is None:
         return ratio
+    from malmoi.report.chart import short_number
+
     return msg(
         "{ratio}; for this size Kaplan 2020 takes {kaplan} tokens, Hoffmann 2022 {hoffmann} "
         "(20 per parameter); for these FLOPs {same_parameters} parameters and {same_tokens} tokens",
         ratio=ratio,
-        **{name: cli.format_count(count) for name, count in vars(made.optimal).items()},
+        **{name: short_number(count, 3) for name, count in vars(made.optimal).items()},
     )
 
 

@@ -241,10 +241,11 @@ def score_command(
 
     Example: malmoi score --model runs/tiny-gpt "The capital of France is" " Paris" " Rome"
     """
-    if texts and texts != ["-"]:
-        rows = [(texts[0], text) for text in texts[1:]]
-    else:
-        rows = cli.input_pairs(None)
+    rows = (
+        [(texts[0], text) for text in texts[1:]]
+        if texts and texts != ["-"]
+        else cli.input_pairs(None)
+    )
     require_that(
         rows, "There is nothing to score: after the context, give at least one continuation."
     )

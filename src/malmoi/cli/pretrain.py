@@ -134,7 +134,8 @@ def _check_source(word: str, *, named: bool) -> None:
         return
     if named:
         require_path(Path(path))
-    hint = similar_path(Path(path)) or nearest(word, RECIPES)
+    recipe, near = nearest(word, RECIPES), similar_path(Path(path))
+    hint = near or recipe if Path(path).suffix else recipe or near
     raise UsageError("There is no recipe, file or folder {word!r}.{hint}", word=word, hint=hint)
 
 

@@ -52,7 +52,9 @@ def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
     if _family(name) == "auto":
         fitted = msg("{objective}, fitted to your text", objective=recipe.objective)
         return (name, "auto", "auto", "auto", translate(fitted))
-    size = cli.format_count(approximate_parameters(with_vocab(recipe)))
+    from malmoi.report.chart import short_number
+
+    size = short_number(approximate_parameters(with_vocab(recipe)), 3)
     return name, size, f"{c.depth} × {c.width}", f"{c.context:,}", _about(recipe)
 
 

@@ -379,14 +379,6 @@ def _rich_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     Console().print(table)
 
 
-def format_count(count: float) -> str:
-    """4385920 → 4.39M."""
-    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g}{unit}"
-    return f"{count:.3g}"
-
-
 def format_span(seconds: float) -> str:
     spans = {"{count} days": 86_400, "{count} hours": 3600, "{count} minutes": 60}
     for span, length in spans.items():

@@ -18,7 +18,7 @@ from malmoi.evaluation.in_context.run import (
     evaluate_in_context,
     limited_rows,
 )
-from malmoi.evaluation.kinds import HeadKind, head_kind, kind_of
+from malmoi.evaluation.kinds import HeadKind, by_tags, head_kind, kind_of
 from malmoi.evaluation.task import (
     Example,
     FindOverlaps,
@@ -82,7 +82,8 @@ def evaluate_model(
         return evaluate_translation(found, data, **asking)
     if isinstance(task, str) and task.endswith((".yaml", ".yml")):
         return evaluate_few_shot(found, Path(task), data, contamination=contamination, **asking)
-    chosen = _by_vectors(named_task(task) if isinstance(task, str) else task, found)
+    named = named_task(task) if isinstance(task, str) else task
+    chosen = by_tags(_by_vectors(named, found), found.labels)
     if in_context(chosen, found, asking):
         asking |= {"skip_bad": skip_bad, "contamination": contamination}
         return evaluate_few_shot(found, chosen, data, **asking)

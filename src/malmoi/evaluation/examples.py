@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from malmoi.errors import MalmoiError, ensure, required
 from malmoi.evaluation.kinds import kind_of
-from malmoi.evaluation.task import Example, Task
+from malmoi.evaluation.task import KIND_METRICS, Example, Task, read_columns
 from malmoi.messages import joined, msg, plural
 from malmoi.system.storage import local_path
 from malmoi.text.rows import (
@@ -80,9 +81,17 @@ def _sorted_out(task: Task, rows: Iterable[DataRow]) -> tuple[list[Example], lis
             found.append(example)
         except BadRow as problem:
             if isinstance(problem, NoColumn) and not found and not bad:
-                raise MalmoiError(problem.sentence) from problem
+                raise MalmoiError(_with_option(task, problem)) from problem
             bad.append(str(problem))
     return found, bad
+
+
+def _with_option(task: Task, problem: NoColumn) -> str:
+    """What column is missing, and how to name it where the task is on the user's own ones."""
+    roles = {name: role for role, name in read_columns(task).items()}
+    role = roles.get(problem.name) if task.name in KIND_METRICS else None
+    option = role and msg("Name the column with --{role} COLUMN ({role}=…).", role=role)
+    return joined(" ", filter(None, (problem.sentence, option)))
 
 
 def _notes(task: Task, found: Sequence[Example], bad: Sequence[str]) -> Iterable[str]:
@@ -105,7 +114,7 @@ def _repeated_ids(found: Sequence[Example], *, refuse: bool) -> Iterable[str]:
     if not twice:
         return
     last = twice[-1]
-    about = dict(place=last.place, id=last.id, times=counts[last.id])
+    about: dict[str, Any] = dict(place=last.place, id=last.id, times=counts[last.id])
     ensure(not refuse, "{place}: the id {id!r} comes {times} times, but ids must differ.", **about)
     yield msg("{place}: the id {id!r} comes {times} times.", **about)
 

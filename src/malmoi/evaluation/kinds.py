@@ -1,6 +1,6 @@
 """Task kinds: one record per kind holds everything that depends on it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from malmoi.inference import predictors
 from malmoi.inference.predict import Predictor
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, metrics_like
+from malmoi.metrics.labels import mark_no_entities
 from malmoi.system.plugins import load_installed_plugins
 from malmoi.text.rows import DataRow, any_rows
 from malmoi.tokenizer import Tokenizer
@@ -411,6 +412,16 @@ def by_metric(task: Task, metric: str) -> Task:
     sentence = "The metric {name!r} is not one of {task}'s. Use one of {fits}."
     require_that(name in fits, sentence, name=metric, task=task.name, fits=", ".join(sorted(fits)))
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
+
+
+WORD_METRICS = ("tag_accuracy", "tag_f1_macro")  # of parts of speech
+
+
+def by_tags(task: Task, labels: Collection[str]) -> Task:
+    """A task of tags that mark no entities with the metrics of words, unless others were named."""
+    usual = task.kind == TAGGING.name and metric_names(task) == KIND_METRICS[TAGGING.name]
+    plain = usual and labels and mark_no_entities(labels)
+    return replace(task, metrics=WORD_METRICS) if plain else task
 
 
 def task_prompt(task: Task, example: Example) -> prompts.TaskPrompt:

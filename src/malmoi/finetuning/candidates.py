@@ -65,6 +65,10 @@ def paired_gain(score: Score, base: Outcome, other: Outcome) -> Gain:
     def gain(places: Sequence[int]) -> float:
         return score(other, places) - score(base, places)
 
+    if rows == 1:
+        return Gain(gain([0]), math.inf)  # of which nothing can be left out
+    if rows == 1:
+        return Gain(gain([0]), math.inf)  # of which nothing can be left out
     without = [gain([i for i in range(rows) if i % groups != out]) for out in range(groups)]
     middle = fmean(without)
     variance = (groups - 1) / groups * sum((one - middle) ** 2 for one in without)

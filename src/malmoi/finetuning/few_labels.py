@@ -61,8 +61,7 @@ TINY = 1e-12
 def rows_by_label(work: FinetuneData, most: int, seed: int = 0) -> FinetuneData:
     """At most so many training rows to compare candidates on, so that folds have all labels."""
     rows = work.train
-    if len(rows) > most:
-        rows = hold_out(work.task, rows, most, seed)[1]
+    rows = hold_out(work.task, rows, most, seed)[1] if len(rows) > most else rows
     return replace(work, held=tuple(sorted(rows, key=lambda row: str(row.label))))
 
 

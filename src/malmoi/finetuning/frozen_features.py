@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.errors import UsageError, ensure, nearest, require_that
+from malmoi.errors import ensure, nearest, require_that, required
 from malmoi.evaluation.kinds import head_kind
 from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
@@ -82,14 +82,13 @@ def feature_config(start: Checkpoint, task: Task, settings: FinetuneConfig) -> F
 def _chosen(name: str, depth: int) -> tuple[tuple[int, ...], bool]:
     if name in LAYER_CHOICES:
         return LAYER_CHOICES[name](depth)
-    numbers = re.fullmatch(r"layers=(-?\d+(?:,-?\d+)*)", name)
-    if numbers is None:
-        raise UsageError(
-            "There are no features {name!r}.{hint} Use {choices} or layers=8,9,-1.",
-            name=name,
-            hint=nearest(name, LAYER_CHOICES),
-            choices=", ".join(LAYER_CHOICES),
-        )
+    numbers = required(
+        re.fullmatch(r"layers=(-?\d+(?:,-?\d+)*)", name),
+        "There are no features {name!r}.{hint} Use {choices} or layers=8,9,-1.",
+        name=name,
+        hint=nearest(name, LAYER_CHOICES),
+        choices=", ".join(LAYER_CHOICES),
+    )
     given = tuple(map(int, numbers[1].split(",")))
     check_layers(given, depth)
     return tuple(layer % (depth + 1) for layer in given), False

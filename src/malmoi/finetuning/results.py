@@ -176,11 +176,13 @@ def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Fi
         "{out} is finished (step {steps:,}); --overwrite starts over.", out=out, steps=steps
     )
     checkpoint = read_with_adapter(out, device=work.device)
-    outcome = _read_predictions(work, metrics, out)
+    other = bool(metrics) and work.primary_metric not in metrics  # an earlier version's
+    outcome = None if other else _read_predictions(work, metrics, out)
     if outcome is None:
         with work.computing(settings):
             outcome = predict_and_score(work.task, work.dev, Predictor.of(checkpoint))
-    return FinishedRun(settings, checkpoint, replace(outcome, metrics=metrics), steps, held)
+    outcome = outcome if other else replace(outcome, metrics=metrics)
+    return FinishedRun(settings, checkpoint, outcome, steps, held)
 
 
 def write_results(

@@ -117,7 +117,7 @@ def tuning_gain(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Gain
     """
     logger.info("Too few rows to hold some out: cross-validation compares the two models.")
     rows = sorted(work.train, key=lambda row: str(row.label))  # so that folds have all labels alike
-    parts = [tuple(rows[number::FOLDS]) for number in range(FOLDS)]
+    parts = [tuple(rows[number::FOLDS]) for number in range(min(FOLDS, len(rows)))]
     limit = FOLD_TIME * 60 * settings.max_minutes / FOLDS or math.inf
     frozen, tuned = Outcome({}, [], []), Outcome({}, [], [])
     for number, part in enumerate(parts):
@@ -251,7 +251,7 @@ def run_once(
     if settings.frozen_first:
         rival, tried = first_answer(work, settings, out)
         items = _cut_to_fit(work, settings, tried, reading, items)
-        if not work.held and not settings.minutes:
+        if not work.held and not settings.minutes and len(work.train) > 1:
             if tuning_gain(work, settings, out).value <= 0:
                 frozen = read_checkpoint(rival.folder, device=work.device)
                 return results.complete_run(

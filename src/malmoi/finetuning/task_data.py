@@ -25,7 +25,7 @@ from malmoi.evaluation.examples import (
     unseen_labels,
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import HeadKind, encode_examples, head_kind
+from malmoi.evaluation.kinds import HeadKind, by_tags, encode_examples, head_kind
 from malmoi.evaluation.task import Example, Task, metric_names, read_columns
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import hash_weights
@@ -178,7 +178,13 @@ def _stratified(
         return groups
     counts = Counter(str(row.label) for row in rows)
     several = [group for group in groups if counts[str(rows[group[0]].label)] > len(group)]
-    return sorted(several or groups, key=lambda group: str(rows[group[0]].label))
+    ensure(
+        several,
+        "Each label has only one text ({place}…), which cannot teach it and test it too: give two "
+        "or more of each label, or evaluation rows with --dev FILE (dev=…).",
+        place=rows[0].place,
+    )
+    return sorted(several, key=lambda group: str(rows[group[0]].label))
 
 
 def judged_twins(train: Sequence[Example], judged: Sequence[Example]) -> int:
@@ -337,13 +343,14 @@ def load_data(
     rows, held, selects = _hold_out_to_select(task, rows, settings)
     _check_training_labels(task, rows, judged)
     unlabelled = read_unlabelled(task, settings, device.type)
+    labels = label_names(task, every)
     return FinetuneData(
-        task=task,
+        task=by_tags(task, labels),
         train=rows,
         dev=judged,
         held=held,
         label_thresholds=settings.label_thresholds,
-        labels=label_names(task, every),
+        labels=labels,
         start=start,
         device=device,
         unlabelled=unlabelled,

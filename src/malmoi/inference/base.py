@@ -11,7 +11,7 @@ import torch
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.checkpoint.weights import check_room
 from malmoi.config import ModelConfig
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, require_that, required
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.messages import msg
 from malmoi.model import count_parameters
@@ -144,9 +144,8 @@ class LoadedModel:
         """The index of the text that the model was trained on, in its run's folder."""
         from malmoi.tracing.index import TextIndex
 
-        if self.checkpoint.source is None:
-            raise UsageError("This model has not been saved yet: call model.save(folder) first.")
-        return TextIndex.open(self.checkpoint.source, self.tokenizer)
+        sentence = "This model has not been saved yet: call model.save(folder) first."
+        return TextIndex.open(required(self.checkpoint.source, sentence), self.tokenizer)
 
     @cached_property
     def _causal(self) -> bool:

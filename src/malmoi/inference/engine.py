@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Literal, Self, Unpack
 
-from malmoi.errors import MalmoiError, UsageError, ensure, require_that
+from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.inference.generation.batch import DecodeBatch, StepMode
 from malmoi.inference.generation.generate import writer_for
 from malmoi.inference.generation.keywords import GenerationSettings
@@ -247,13 +247,13 @@ class Engine:
         )
         require_that(job.prompt, "The prompt of a job needs at least one token.")
         vocab = self.model.config.vocab
-        for token in job.prompt:
-            if not 0 <= token < vocab:  # on a GPU it would crash the whole batch
-                raise UsageError(
-                    "The prompt has the token {token}; the vocabulary has {vocab}.",
-                    token=token,
-                    vocab=vocab,
-                )
+        unknown = [token for token in job.prompt if not 0 <= token < vocab]
+        require_that(  # on a GPU it would crash the whole batch
+            not unknown,
+            "The prompt has the token {token}; the vocabulary has {vocab}.",
+            token=next(iter(unknown), 0),
+            vocab=vocab,
+        )
         check_whole_number("logprobs", job.logprobs, 0, vocab)
 
     # ------------------------------------------------------------------ the engine's own thread

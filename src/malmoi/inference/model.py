@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, get_
 import numpy as np
 import torch
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import UsageError, require_that, required
 from malmoi.inference.base import listed_texts, open_for_use
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.interpretation import Interpretation
@@ -313,10 +313,11 @@ class Model(LanguageModel, Interpretation):
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
-        if head == "mlm":
-            encoding = require_fit(self.tokenizer.encode_masked(text), self.config.context)
-        else:
-            encoding = self._encoded(text, truncate=False)
+        encoding = (
+            require_fit(self.tokenizer.encode_masked(text), self.config.context)
+            if head == "mlm"
+            else self._encoded(text, truncate=False)
+        )
         inputs = model_inputs(self.network, [encoding])
         scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()
@@ -343,16 +344,16 @@ class Model(LanguageModel, Interpretation):
         """
         from malmoi.inference.predict import refuse_file_name, row_texts
 
-        if self.task_head is None:
-            raise UsageError(
-                "This model cannot predict: it was not fine-tuned. Name the labels (--labels "
-                "A,B) or fine-tune it: malmoi finetune rows.csv --model {source}",
-                source=self.checkpoint.source or "DIR",
-            )
+        head = required(
+            self.task_head,
+            "This model cannot predict: it was not fine-tuned. Name the labels (--labels A,B) or "
+            "fine-tune it: malmoi finetune rows.csv --model {source}",
+            source=self.checkpoint.source or "DIR",
+        )
         refuse_file_name(texts)
         alone = isinstance(texts, str | tuple | Mapping)
         inputs = row_texts([texts] if alone else texts, self.input_columns)
-        found = self.task_head.predict(self.predictor, inputs)
+        found = head.predict(self.predictor, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
             own = type(found[0]).__name__
             sentence = "This model predicts {own}, not {kind}: give its own kind, or none."

@@ -152,15 +152,17 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         "columns": extra.map_of("columns", str, default={}),
     }
     threshold = settings["threshold"]  # infinite for a model that always answers
-    if threshold is not None and (not isinstance(threshold, float) or threshold != threshold):
-        raise extra.wrong("threshold", "a number")
-    if settings["temperature"] is not None and settings["temperature"] <= 0:
-        raise extra.wrong("temperature", "a positive number")
+    extra.require(
+        threshold is None or (isinstance(threshold, float) and threshold == threshold),
+        "threshold",
+        "a number",
+    )
+    temperature = settings["temperature"]
+    extra.require(temperature is None or temperature > 0, "temperature", "a positive number")
+    for_each = msg("a number for each of {labels} labels", labels=labels)
     if extra.get("thresholds") is not None:
         thresholds = tuple(extra.list_of("thresholds", float))
-        if len(thresholds) != labels:
-            expected = msg("a number for each of {labels} labels", labels=labels)
-            raise extra.wrong("thresholds", expected)
+        extra.require(len(thresholds) == labels, "thresholds", for_each)
         settings["thresholds"] = thresholds
     if extra.get("words") is not None:
         settings["words"] = verbalizer_of(extra.object("words"), labels)
@@ -169,11 +171,17 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def verbalizer_of(words: JsonObject, labels: int) -> Verbalizer:
     said = tuple(words.list_of("said", str))
-    if len(said) != labels or not all(said):
-        raise words.wrong("said", msg("a word for each of {labels} labels", labels=labels))
+    words.require(
+        len(said) == labels and all(said),
+        "said",
+        msg("a word for each of {labels} labels", labels=labels),
+    )
     bias = tuple(words.list_of("bias", float, default=[]))
-    if bias and len(bias) != labels:
-        raise words.wrong("bias", msg("a number for each of {labels} labels", labels=labels))
+    words.require(
+        not bias or len(bias) == labels,
+        "bias",
+        msg("a number for each of {labels} labels", labels=labels),
+    )
     others = words.list_of("also", dict, default=[])
     also = tuple(verbalizer_of(JsonObject(one, f"{words.where}: also"), labels) for one in others)
     return Verbalizer(words.text("prompt"), said, bias, words.number("scale", default=1.0), also)

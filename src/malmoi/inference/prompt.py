@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from malmoi.errors import UsageError
+from malmoi.errors import UsageError, require_that, required
 from malmoi.messages import msg
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -68,10 +68,10 @@ def text_too_long(tokens: int, limit: int, what: str = "this model's context") -
     )
 
 
-def check_length(tokens: int, limit: int) -> None:
-    """Raises an error if a text of so many tokens is longer than the context."""
+def check_length(tokens: int, limit: int, what: str = "this model's context") -> None:
+    """Raises an error if a text of so many tokens is longer than the context, or another limit."""
     if tokens > limit:
-        raise text_too_long(tokens, limit)
+        raise text_too_long(tokens, limit, what)
 
 
 def require_fit(encoding: Encoding, context: int) -> Encoding:
@@ -82,14 +82,14 @@ def require_fit(encoding: Encoding, context: int) -> Encoding:
 
 def check_prompt_length(prompt: Sequence[int], context: int) -> None:
     """Raises an error if a prompt leaves no room for a new token."""
-    if len(prompt) >= context:
-        raise UsageError(
-            "The prompt has {n} tokens and leaves no room in this model's context of {context}: "
-            "shorten it.",
-            code="context_length_exceeded",
-            n=len(prompt),
-            context=context,
-        )
+    require_that(
+        len(prompt) < context,
+        "The prompt has {n} tokens and leaves no room in this model's context of {context}: "
+        "shorten it.",
+        code="context_length_exceeded",
+        n=len(prompt),
+        context=context,
+    )
 
 
 def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
@@ -103,20 +103,17 @@ def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
 
 def mask_token(tokenizer: Tokenizer) -> int:
     """The id of the tokenizer's [MASK]; raises an error if it has none."""
-    if tokenizer.specials.mask is None:
-        raise UsageError("This model's tokenizer has no mask token, so it cannot fill gaps.")
-    return tokenizer.specials.mask
+    sentence = "This model's tokenizer has no mask token, so it cannot fill gaps."
+    return required(tokenizer.specials.mask, sentence)
 
 
 def start_token(tokenizer: Tokenizer) -> int:
     marks = tokenizer.specials
-    token = marks.bos if marks.bos is not None else marks.eos
-    if token is None:
-        sentence = (
-            "The prompt is empty, and this tokenizer has no token to start from; give a word."
-        )
-        raise UsageError(sentence, code="empty_prompt")
-    return token
+    return required(
+        marks.bos if marks.bos is not None else marks.eos,
+        "The prompt is empty, and this tokenizer has no token to start from; give a word.",
+        code="empty_prompt",
+    )
 
 
 @dataclass(frozen=True)

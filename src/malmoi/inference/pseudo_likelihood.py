@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from malmoi.errors import UsageError, require_that
+from malmoi.errors import require_that
 from malmoi.inference.batches import in_order, model_inputs, rows_by
 from malmoi.inference.prompt import (
     check_length,
@@ -200,12 +200,12 @@ def fills(network: Network, tokenizer: Tokenizer, text: str, top: int) -> list[l
     require_fit(encoding, network.config.context)
     mark = mask_token(tokenizer)
     masks = [at for at, token in enumerate(encoding.tokens) if token == mark]
-    if not masks:
-        raise UsageError(
-            "There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
-            code="no_mask",
-            word=tokenizer.token(mark),
-        )
+    require_that(
+        masks,
+        "There is nothing to fill: write {word} for a missing word, as in 'Paris is {word}.'",
+        code="no_mask",
+        word=tokenizer.token(mark),
+    )
     slots = torch.tensor(masks, device=network.device)
     inputs = model_inputs(network, [encoding])
     scores: torch.Tensor = network(**inputs, heads=("mlm",), slots=slots)["mlm"]

@@ -19,7 +19,7 @@ from malmoi.inference.base import LoadedModel
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.predict import name_of
-from malmoi.inference.prompt import encode_prompt, require_fit, text_too_long
+from malmoi.inference.prompt import check_length, encode_prompt, require_fit
 from malmoi.interpret.intervention import (
     Intervention,
     Place,
@@ -78,9 +78,8 @@ def attention(
     encoding = encode_for_model(model, text, pair)
     size = len(encoding.tokens)
     c = model.config
-    if c.depth * c.heads * size**2 > limit:
-        longest = int((limit / (c.depth * c.heads)) ** 0.5)
-        raise text_too_long(size, longest, "the attention map's limit")
+    longest = int((limit / (c.depth * c.heads)) ** 0.5)
+    check_length(size, longest, "the attention map's limit")
     seen = first_rows(_activations(model, encoding, attention=[]).attention or [])
     names = [model.tokenizer.token(token) for token in encoding.tokens]
     return AttentionMaps(names, encoding.words, encoding.segments, seen[:, :, -size:, -size:])
@@ -192,10 +191,8 @@ def lens(model: LoadedModel, text: str, top: int = 5, pause: Callable[[], object
     )
     encoding = encode_for_model(model, text)
     places = MAX_GUESSES // (top * (model.config.depth + 1))
-    if len(encoding.tokens) > places:
-        raise text_too_long(
-            len(encoding.tokens), places, msg("the lens limit with {top} guesses", top=top)
-        )
+    limit = msg("the lens limit with {top} guesses", top=top)
+    check_length(len(encoding.tokens), places, limit)
     name = model.tokenizer.token
 
     def guesses(states: Tensor) -> list[list[LayerGuess]]:

@@ -16,7 +16,7 @@ from malmoi.errors import require_known, require_that
 from malmoi.inference.base import LoadedModel
 from malmoi.inference.embed import Float32Array
 from malmoi.inference.generation.token_bytes import token_bytes
-from malmoi.inference.prompt import text_too_long
+from malmoi.inference.prompt import check_length
 from malmoi.interpret.forward_pass import Subject, attention_probabilities, lens
 from malmoi.interpret.intervention import require_index
 from malmoi.messages import msg
@@ -184,8 +184,7 @@ def _names(model: LoadedModel, text: str) -> list[str]:
 
 def _labels(model: LoadedModel, encoding: Encoding) -> list[str]:
     tokens = encoding.tokens
-    if len(tokens) ** 2 > MAX_CELLS:
-        raise text_too_long(len(tokens), int(MAX_CELLS**0.5), "a picture's limit")
+    check_length(len(tokens), int(MAX_CELLS**0.5), "a picture's limit")
     return [token_label(model.tokenizer, token) for token in tokens]
 
 

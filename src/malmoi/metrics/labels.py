@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,26 @@ def entity_recall(gold: Tags, predicted: Tags) -> float:
 def entity_f1(gold: Tags, predicted: Tags) -> float:
     """F1 of whole entities: label and both boundaries must match (CoNLL-2003)."""
     return _all_entities(gold, predicted).f1
+
+
+# ------------------------------------------------------------------ tags of single words
+
+
+def mark_no_entities(tags: Iterable[str]) -> bool:
+    """Whether tags are of words alone, as parts of speech are: none is O, B-… or the like."""
+    return all(_parts(tag) == ("S", tag) for tag in tags)
+
+
+@compares("tags")
+def tag_accuracy(gold: Tags, predicted: Tags) -> float:
+    """The share of words with the right tag."""
+    return accuracy([*chain(*gold)], [*chain(*predicted)])
+
+
+@compares("tags")
+def tag_f1_macro(gold: Tags, predicted: Tags) -> float:
+    """The mean of all tags' F1, over words."""
+    return f1_macro([*chain(*gold)], [*chain(*predicted)])
 
 
 # ------------------------------------------------------------------ whether confidence is earned

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
-from malmoi.errors import MalmoiError, UsageError
+from malmoi.errors import MalmoiError, require_that
 from malmoi.model.attention_mask import Bounds, Mask, visible
 from malmoi.model.kv_cache import FusedDecodeCache, LayerCache
 from malmoi.model.positions import compiles_for_gpu, rotate
@@ -109,10 +109,10 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     """FlashAttention over packed sequences; torch's public `varlen_attn` lacks dropout."""
-    if v.dtype not in (torch.bfloat16, torch.float16):
-        raise UsageError(
-            "Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false."
-        )
+    require_that(
+        v.dtype in (torch.bfloat16, torch.float16),
+        "Packed sequences need bf16 on a GPU: set train.precision=bf16, or data.packed=false.",
+    )
     bounds = cast(Bounds, mask.bounds)
     # autocast leaves normalised queries and keys in fp32; [1, H, N, E] → [N, H, E], no copy
     q, k, v = (x[0].to(v.dtype).transpose(0, 1) for x in (q, k, v))

@@ -148,15 +148,15 @@ def _legend(colours: dict[str, str], width: int) -> Iterator[tuple[str, str, int
         at -= sum(13 if east_asian_width(letter) in "WF" else 8 for letter in name) + 14
 
 
-def short_number(number: float) -> str:
+def short_number(number: float, digits: int = 4) -> str:
     """1,500,000 → 1.5M."""
-    for size, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, sign in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
-            return f"{number / size:.4g}{sign}"
+            return f"{number / size:.{digits}g}{sign}"
     if 0 < abs(number) < 1e-3:
         power = math.floor(math.log10(abs(number)))
         return f"{number / 10.0**power:.3g}e{power}"
-    return f"{number:.4g}"
+    return f"{number:.{digits}g}"
 
 
 def thin_points(line: ChartPoints) -> ChartPoints:

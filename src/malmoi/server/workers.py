@@ -61,6 +61,7 @@ class Worker:
 
     server: "MultiServer"
     number: int
+    ready: bool = False  # to read what is sent to it, after seconds of starting
     streams: dict[int, TokenStream] = field(default_factory=dict)
     calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -93,6 +94,9 @@ class Worker:
             "or without such processes (--workers 0).",
             code=code,
         )
+
+    def on_ready(self) -> None:
+        self.ready = True
 
     def on_submit(self, number: int, name: str, job: GenerationJob, owner: Owner) -> None:
         engine = self.server.registry.get(name).writer
@@ -175,7 +179,10 @@ class MultiServer(Server):
     def stop(self, *, now: bool = False) -> None:
         super().stop(now=now)
         for worker in self.workers:
-            worker.link.send("stop")
+            if worker.ready:
+                worker.link.send("stop")
+            elif worker.process.returncode is None:  # it has no requests yet
+                worker.process.kill()
 
     async def on_tick(self, counter: int) -> bool:
         """Whether all workers have ended, or one by itself."""
@@ -260,6 +267,7 @@ class WorkerServer(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.link = Link(*await asyncio.open_connection(sock=self.other))
         self.listening = asyncio.create_task(self._listen())
+        self.link.send("ready")
         await super().startup(sockets)
 
     async def _listen(self) -> None:

@@ -253,16 +253,19 @@ GRACE = 5.0  # seconds
 
 class _Ending(StopSignals):
     """Gives cells that run a few seconds, in which training saves; ends them then, or on a second
-    signal.
+    signal, and after as long again the process, which may hang where Python sees no signal.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.timer = threading.Timer(GRACE, os.kill, (os.getpid(), signal.SIGTERM))
-        self.timer.daemon = True
+        self.timers = (
+            threading.Timer(GRACE, os.kill, (os.getpid(), signal.SIGTERM)),
+            threading.Timer(2 * GRACE, os._exit, (128 + signal.SIGTERM,)),
+        )
 
     def __exit__(self, *exception: object) -> None:
-        self.timer.cancel()
+        for timer in self.timers:
+            timer.cancel()
         super().__exit__(*exception)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
@@ -271,7 +274,8 @@ class _Ending(StopSignals):
         if self.number:
             raise Stopped(self.number)
         self.number = number
-        self.timer.start()
+        for timer in self.timers:
+            timer.start()
         logger.info("Cells that run have {seconds:g} s to end or to save.", seconds=GRACE)
 
 

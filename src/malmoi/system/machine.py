@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from malmoi.errors import UsageError, explained, nearest, require_known, require_that
+from malmoi.errors import UsageError, explained, nearest, require_known, require_that, required
 
 if TYPE_CHECKING:
     import torch
@@ -313,11 +313,8 @@ def named_dtype(name: str) -> "torch.dtype":
 
     names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     names |= {str(dtype).removeprefix("torch."): dtype for dtype in names.values()}
-    if name not in names:
-        raise UsageError(
-            "There is no dtype {name!r}.{hint}", name=name, hint=nearest(name, [*names, "int8"])
-        )
-    return names[name]
+    hint = nearest(name, [*names, "int8"])
+    return required(names.get(name), "There is no dtype {name!r}.{hint}", name=name, hint=hint)
 
 
 def hush_emulation() -> None:

@@ -67,6 +67,11 @@ class JsonObject(dict[str, Any]):
         values = self._typed(key, dict, default)
         return {name: self._checked(f"{key}.{name}", value, kind) for name, value in values.items()}
 
+    def require(self, condition: Any, key: str, expected: str) -> None:
+        """Raises the error that the value of a key is not what is expected, unless it holds."""
+        if not condition:
+            raise self.wrong(key, expected)
+
     def wrong(self, key: str, expected: str, value: Any = None) -> MalmoiError:
         """The error for a value that is not what is expected: that of the key, or one inside it."""
         return MalmoiError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from malmoi.errors import ensure
+from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.messages import msg
 from malmoi.text.lines import OnBadLine, decode_blocks, open_bytes, read_sample
 from malmoi.text.records import Records, WantedColumns, checked_column, label_name, read_records
@@ -137,7 +137,12 @@ def column_documents(where: str | Path, records: Records, want: ReadOptions) -> 
             continue
         if not column:  # a table has its names as `label_name` writes them
             named = want.column if want.column in record else label_name(want.column)
-            column = checked_column(where, named, record)
+            with explained(
+                MalmoiError,
+                "{error} Name the column of the text: --text COLUMN for corpus build, "
+                "--set data.text=COLUMN for pretrain (text=…).",
+            ):
+                column = checked_column(where, named, record)
         text, url = (record.get(name) for name in (column, "url"))
         # JSON can express a lone surrogate, which is no character
         if isinstance(text, str) and (text.isascii() or not SURROGATE.search(text)):

@@ -269,13 +269,13 @@ def check_header(where: str, names: Sequence[str]) -> None:
 
 def checked_column(where: str | Path, column: str, names: Iterable[str]) -> str:
     """The column, if a table with these names has it."""
-    if column not in names:
-        raise MalmoiError(
-            "{data} has no column {name!r}.{hint}",
-            data=where,
-            name=column,
-            hint=nearest(column, names),
-        )
+    ensure(
+        column in names,
+        "{data} has no column {name!r}.{hint}",
+        data=where,
+        name=column,
+        hint=nearest(column, names),
+    )
     return column
 
 

@@ -61,6 +61,7 @@ class NoColumn(BadRow):
 
     def __init__(self, place: str, name: str, known: Iterable[str]) -> None:
         super().__init__(place, "there is no column {name!r}", name=name)
+        self.name = name
         self.sentence = msg(
             "{data} has no column {name!r}.{hint}", data=place, name=name, hint=nearest(name, known)
         )
@@ -134,14 +135,12 @@ class DataRow:
 
 def as_list(value: Any) -> Any:
     """A list that a table holds as text, such as pandas' "['a', 'b']"; else the value itself."""
-    if not isinstance(value, str) or not (value.startswith("[") and value.endswith("]")):
-        return value
-    if re.search(r"""['"]\s+['"]""", value):  # numpy's: Python would join them to one string
-        return value
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return value
+    listed = isinstance(value, str) and value.startswith("[") and value.endswith("]")
+    # numpy's has no commas: Python would join its strings to one
+    if listed and not re.search(r"""['"]\s+['"]""", value):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return ast.literal_eval(value)
+    return value
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -78,8 +78,7 @@ def _check(settings: JsonObject) -> None:
         _check_token(settings, f"{role}_token")
     for name in ("additional_special_tokens", "extra_special_tokens"):
         extra = settings.get(name) or []
-        if not isinstance(extra, list | dict):
-            raise settings.wrong(name, "a list of tokens")
+        settings.require(isinstance(extra, list | dict), name, "a list of tokens")
         for token in extra.values() if isinstance(extra, dict) else extra:
             _check_token(JsonObject({name: token}, settings.where), name)
 
@@ -88,8 +87,11 @@ def _check_token(values: JsonObject, key: str) -> None:
     """Requires a token to be a string, an object with its string, or null for none."""
     found = values.get(key) or ""
     content = values.object(key).text("content", default="") if isinstance(found, dict) else found
-    if not isinstance(content, str) or len(content) > MAX_TOKEN_CHARACTERS:
-        raise values.wrong(key, "a token: its text, or an object with its content")
+    values.require(
+        isinstance(content, str) and len(content) <= MAX_TOKEN_CHARACTERS,
+        key,
+        "a token: its text, or an object with its content",
+    )
 
 
 def register(rust: Rust, settings: Settings) -> None:

@@ -104,6 +104,7 @@ MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
 FREE = (
     *("save_every", "keep", "snapshots", "valid_every", "valid_batches", "log_every", "prompt"),
     *("tensorboard", "track", "fit_batch", "micro", "compile", "parallel", "tensor", "stretch"),
+    "max_epochs",
 )
 # a longer run reads more of the text
 CHANGEABLE_SETTINGS = {

@@ -16,6 +16,7 @@ from malmoi.config import ModelConfig
 from malmoi.errors import require_that
 from malmoi.messages import StatusLog, msg, plural
 from malmoi.model import count_parameters, preset
+from malmoi.report.chart import short_number
 from malmoi.system.limits import format_size
 from malmoi.system.machine import this_machine
 from malmoi.text.documents import DocumentReader, require_documents
@@ -554,7 +555,7 @@ def _reasons(
         bytes=format_size(text.bytes),
         documents=plural(text.documents, "document"),
         vocab=recipe.tokenizer.vocab,
-        count=_count(tokens),
+        count=short_number(tokens, 3),
     )
     if d.fraction < 1:
         yield msg(
@@ -572,12 +573,12 @@ def _reasons(
     weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield msg(
         "Size: {depth} layers × {width}, {count} weights: {reason}.",
-        **dict(vars(m), count=_count(weights), reason=msg(size.reason)),
+        **dict(vars(m), count=short_number(weights, 3), reason=msg(size.reason)),
     )
     yield msg(
         "Epochs: {count} tokens, {epochs:.3g} epochs: so dropout {dropout:g} and a cautious Muon "
         "decay of {muon_decay:g}.",
-        **dict(vars(c), count=_count(size.tokens), epochs=size.epochs, dropout=m.dropout),
+        **dict(vars(c), count=short_number(size.tokens, 3), epochs=size.epochs, dropout=m.dropout),
     )
     steps = size.tokens // (c.batch * size.row)
     yield msg(
@@ -625,10 +626,3 @@ def _reasons(
         yield msg("Given: {own}; the rest follows from it.", own=own)
     else:
         yield "Change any of it with --set, e.g. --set model.width=512; the rest adapts."
-
-
-def _count(number: float) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

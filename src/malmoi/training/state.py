@@ -246,13 +246,14 @@ def _load_optimizer(
             prefix = f"optimizer{i}.{names[id(p)]}."
             for key in [k for k in known if k.startswith(prefix)]:
                 saved, shape = known[key], list(p.shape)
-                if saved and saved != shape:
-                    raise CorruptState(
-                        "{key} is saved with the shape {saved}, for a weight of {shape}.",
-                        key=key,
-                        saved=saved,
-                        shape=shape,
-                    )
+                ensure(
+                    not saved or saved == shape,
+                    "{key} is saved with the shape {saved}, for a weight of {shape}.",
+                    raises=CorruptState,
+                    key=key,
+                    saved=saved,
+                    shape=shape,
+                )
                 value = _like(p, fetch(key, p)) if saved == shape else fetch(key, torch.zeros(()))
                 optimizer.state[p][key.removeprefix(prefix)] = value.to(p.device)
 
@@ -424,20 +425,23 @@ def _verify(folder: Path, saved: _Saved) -> None:
     """Checks every file's checksum, and that together they hold the tensors state.json lists."""
     for name, checksum in saved.files.items():
         ours = Path(name).name == name and (folder / name).is_file()
-        if not ours or _checksum(folder / name) != checksum:
-            raise CorruptState(
-                "{folder} is damaged: {name} does not match its checksum.",
-                folder=folder,
-                name=name[:80],
-            )
+        ensure(
+            ours and _checksum(folder / name) == checksum,
+            "{folder} is damaged: {name} does not match its checksum.",
+            raises=CorruptState,
+            folder=folder,
+            name=name[:80],
+        )
     held: set[str] = set()
     for name in saved.files:
         with _open(folder / name) as file:
             held.update(file.keys())
-    if held != saved.shapes.keys() or saved.state.step != _number(folder):
-        raise CorruptState(
-            "{folder} is damaged: its state.json does not match its files.", folder=folder
-        )
+    ensure(
+        held == saved.shapes.keys() and saved.state.step == _number(folder),
+        "{folder} is damaged: its state.json does not match its files.",
+        raises=CorruptState,
+        folder=folder,
+    )
 
 
 def _open(path: Path) -> Any:

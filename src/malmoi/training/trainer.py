@@ -14,7 +14,7 @@ from torch import Tensor
 from malmoi.checkpoint import write_checkpoint
 from malmoi.errors import ensure, is_out_of_memory
 from malmoi.kernels.cuda_graphs import Losses, StepReplay
-from malmoi.messages import msg
+from malmoi.messages import msg, plural
 from malmoi.model import count_parameters
 from malmoi.system.files import make_folder, scratch_folder, write_text
 from malmoi.system.machine import this_machine
@@ -37,9 +37,9 @@ from malmoi.training.losses import Objective, objective
 from malmoi.training.losses.distil import TAUGHT, Distillation, own_teacher_loss
 from malmoi.training.optim import WeightAverage
 from malmoi.training.prepare import TrainingRun
-from malmoi.training.recipe import Recipe
+from malmoi.training.recipe import BUDGETS, Recipe, TrainConfig
 from malmoi.training.saver import with_weights
-from malmoi.training.state import StateParts
+from malmoi.training.state import RunState, StateParts
 
 MAX_ROLLBACKS = 3  # after this many spikes the run stops, …
 ROLLBACK_FORGIVEN_STEPS = 1000  # … unless it came this many steps further than the last one
@@ -198,6 +198,8 @@ class Trainer(Loop):
         The saved state undoes its effects; a resumed run keeps the earlier decisions.
         """
         s = self.state
+        if self.progress >= 1:
+            self.log.line(_why_it_ended(self.config, s, self.budget))
         cpu = self.group.device.type == "cpu"
         free = cpu and self.config.compile is None
         if free and s.compiled is not None:
@@ -443,6 +445,27 @@ def _objective(recipe: Recipe, distillation: Distillation | None) -> Objective:
     given = [settings[recipe.objective]] if recipe.objective in settings else []
     hard = objective(recipe.objective, *given)
     return hard if distillation is None else distillation.add_to_text(hard)
+
+
+def _why_it_ended(c: TrainConfig, s: RunState, budget: Budget) -> str:
+    """What a run that is called again has used up, and how it goes on."""
+    if s.seconds < budget.seconds:
+        return msg(
+            "This run ended before its {minutes:g} minutes, as it had read its text {epochs:g} "
+            "times: more would only memorise it. It goes on with more text, or with "
+            "--set train.max_epochs=0.",
+            minutes=c.minutes,
+            epochs=c.max_epochs,
+        )
+    return msg(
+        "This run has used its budget ({steps}, {tokens:,} tokens, {minutes:.2g} minutes): it goes "
+        "on with a larger --{budget} ({budget}=…), or starts over with --overwrite "
+        "(overwrite=True).",
+        steps=plural(s.step, "step"),
+        tokens=s.tokens,
+        minutes=s.seconds / 60,
+        budget=next(name for name in BUDGETS if getattr(c, name)),
+    )
 
 
 def _mix(*numbers: int) -> int:

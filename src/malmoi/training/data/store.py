@@ -39,7 +39,7 @@ class Store:
     def __len__(self) -> int:
         return len(self.documents) - 1
 
-    def ensure(self, condition: object, sentence: str, /, **values: object) -> None:
+    def ensure(self, condition: object, sentence: str, /, **values: Any) -> None:
         """Raises this sentence about its {folder} unless the condition holds."""
         ensure(condition, sentence, folder=self.folder, **values)
 
@@ -71,8 +71,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         about = read_object(path)
         known = about.get("format") == STORE_FORMAT
         if known:
-            if about.text("dtype") not in ("uint16", "uint32"):
-                raise about.wrong("dtype", "uint16 or uint32")
+            about.require(about.text("dtype") in ("uint16", "uint32"), "dtype", "uint16 or uint32")
             for name in ("tokens", "documents", "bytes"):
                 about.whole(name)
             about.whole("sentences", default=None)
