@@ -16,8 +16,9 @@ from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.config import FinetuneConfig
+from malmoi.finetuning.from_names import capitalised_phrases
 from malmoi.finetuning.task_data import read_unlabelled
-from malmoi.finetuning.unlabelled import fit_clouds
+from malmoi.finetuning.unlabelled import fit_clouds, upper_share
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses.distil import divergence
@@ -188,11 +189,99 @@ def test_lines_of_text_are_words_to_tag(more: str) -> None:
         read_unlabelled(paired, settings, "cpu")
 
 
-@pytest.mark.parametrize("kind", ["tagging", "multilabel", "regression"])
-def test_names_alone_teach_one_label(kind: str, bert: Path, more: str, tmp_path: Path) -> None:
+def test_a_number_has_no_name(bert: Path, more: str, tmp_path: Path) -> None:
     named: dict[str, Any] = dict(labels="good,bad", unlabelled=more)
-    with pytest.raises(UsageError, match="one label a text or a pair"):
-        malmoi.finetune(bert, custom_task(kind), out=tmp_path / "out", **named)
+    with pytest.raises(UsageError, match="texts, pairs and words; regression needs rows"):
+        malmoi.finetune(bert, custom_task("regression"), out=tmp_path / "out", **named)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "bert"])
+def test_names_teach_label_sets(
+    kind: str, request: pytest.FixtureRequest, more: str, tmp_path: Path
+) -> None:
+    model: Path = request.getfixturevalue(kind)
+    options: dict[str, Any] = dict(labels="good=warm, bad=dull, folk=people", device="cpu")
+    rows = [{"text": row["text"], "label": [row["label"]]} for row in ROWS]
+    done = malmoi.finetune(
+        model, "multilabel", out=tmp_path / "out", dev=rows, unlabelled=more, **options
+    )
+    assert (done.protocol.trained_on, done.protocol.unlabelled) == (3, len(MORE))
+    found = malmoi.load(tmp_path / "out")
+    judged = malmoi.evaluate(found, data=rows)
+    assert {name: judged[name] for name in done.metrics} == pytest.approx(done.metrics)
+    # a longer vector changes no score's sign, so no label
+    assert not found.network.heads["classify"].linear.bias.any()
+    sets = {one.labels for one in found.predict(MORE)}
+    assert len(sets) > 1
+    assert {name for labels in sets for name in labels} <= {"good", "bad", "folk"}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_the_share_of_rows_with_a_label(share: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    held = torch.rand(3000, generator=random) < share
+    score = torch.randn(3000, generator=random).double() + 3.5 * held
+    assert upper_share(score, 0.2) == pytest.approx(share, abs=0.03)
+
+
+NEWS = ("Funny People and Dull Indeed", "A slow for Funny Story", "slow again for a Warm Film")
+
+
+def test_capitals_show_phrases() -> None:
+    lines = ("The man met Ann Lee.", "Ann met the man in Paris, France", "THE MAN in ROME")
+    rows = [line.split() for line in lines]
+    found = [" ".join(rows[i][first:end]) for i, first, end in capitalised_phrases(rows)]
+    # "the" and "man" are in lower case elsewhere; a comma ends a phrase
+    assert found == ["Ann Lee.", "Ann", "Paris,", "France", "ROME"]
+    assert capitalised_phrases([["서울의", "봄"] for _ in range(9)]) == []
+
+
+@pytest.fixture(params=["txt", "csv", "conll"])
+def news(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Untagged text as a user may have it: lines, a table, or CoNLL's format."""
+    path = tmp_path / f"news.{request.param}"
+    forms = {
+        "txt": "\n".join(NEWS),
+        "csv": "\n".join(("text", *NEWS)),
+        "conll": "\n\n".join("\n".join(f"{word} O" for word in line.split()) for line in NEWS),
+    }
+    path.write_text(forms[request.param] + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("task", ["tagging", "conll2003"])
+def test_names_teach_tags(
+    task: str, bert: Path, news: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    options: dict[str, Any] = dict(lr=3e-3, epochs=100, batch=3, device="cpu")
+    done = malmoi.finetune(
+        bert, task, out=out, labels="PER=people,WORK=film", unlabelled=news, **options
+    )
+    assert "a few tagged sentences teach far more" in caplog.text
+    assert (done.protocol.trained_on, done.protocol.unlabelled) == (0, len(NEWS))
+    model = malmoi.load(out)
+    assert model.labels == ("O", "I-PER", "I-WORK")
+    said = {span.text for spans in model.predict(list(NEWS)) for span in spans}
+    assert len(said) >= 2  # a tenth of the phrases has no tag
+    assert said <= {"Funny People", "Dull Indeed", "Funny Story", "Warm Film"}
+
+
+def test_without_capitals_most_words_have_no_tag(bert: Path, more: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = dict(unlabelled=more, lr=3e-3, epochs=40, device="cpu")
+    named = "X=warm,Y=slow"
+    model = malmoi.finetune(bert, "tagging", out=tmp_path / "out", labels=named, **options).model
+    tagged = sum(len(span.text.split()) for spans in model.predict(MORE) for span in spans)
+    assert 0 < tagged < 0.5 * sum(len(text.split()) for text in MORE)
+
+
+def test_a_model_without_a_language_head_says_no_tags(
+    encoder: Path, more: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="which says what a phrase is"):
+        malmoi.finetune(
+            encoder, "tagging", out=tmp_path / "out", labels="X=warm,Y=slow", unlabelled=more
+        )
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def guess_task(
     several = not isinstance(columns.get("label") or "", str)
     tagged = is_files(data) and any(".conllu" in file.suffixes for file in file_list(data))
     name = KIND_ALIASES.get(name or "", name) or (TAGGING.name if tagged else None)
-    if not any(columns.values()) and (known := _published_format(name, data)):
+    if not any(columns.values()) and (known := published_format(name, data)):
         logger.info("{data} has the format of {task}.", data=file_list(data)[0], task=known)
         return named_task(known), None
     if name in (SIMILARITY.name, RETRIEVAL.name) and not folder:
@@ -127,7 +127,7 @@ def _is_plain_text(data: RowSource) -> bool:
     )
 
 
-def _published_format(kind: str | None, data: RowSource) -> str | None:
+def published_format(kind: str | None, data: RowSource) -> str | None:
     """The task whose public format a file has: SQuAD's JSON, or CoNLL's one word per line."""
     if kind not in (None, "tagging", "answer") or not is_files(data):
         return None

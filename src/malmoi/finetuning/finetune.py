@@ -20,6 +20,7 @@ from malmoi.finetuning import unlabelled
 from malmoi.finetuning.candidates import RECORD
 from malmoi.finetuning.config import BUDGET_FIELDS, FINER_OUTPUT, FinetuneConfig, finetune_config
 from malmoi.finetuning.few_labels import choose_contrast, choose_prompt
+from malmoi.finetuning.from_names import rows_by_names, say_first_guess
 from malmoi.finetuning.own_cosines import can_say_cosines
 from malmoi.finetuning.results import run_folder_lock, save_model, write_results
 from malmoi.finetuning.run import run_once
@@ -83,7 +84,7 @@ def run_finetuning(
         names = tuple(Path(path).name for path in settings.unlabelled)
         settings = replace(settings, unlabelled=names)
         learn = partial(_learn, given=given, overwrite=overwrite, gpt=gpt)
-        work, settings = unlabelled.alike_pairs(work, settings)
+        work, settings = rows_by_names(work, settings)
         if work.unlabelled and not settings.best and not unlabelled.has_clouds(work, settings):
             lesson = unlabelled.teachers_settings(work, settings)
             teacher = learn(work.labelled, lesson, folder / unlabelled.FOLDER)
@@ -91,7 +92,9 @@ def run_finetuning(
             write_checkpoint(teacher.model.checkpoint, folder)
             work = unlabelled.taught(work, settings, unlabelled.teachers_folders(lesson, folder))
             settings = replace(settings, frozen_first=False, minutes=lesson.minutes)
-        return learn(work, settings, folder)
+        done = learn(work, settings, folder)
+    say_first_guess(settings, kind)
+    return done
 
 
 def _learn(

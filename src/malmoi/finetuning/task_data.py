@@ -18,6 +18,7 @@ from malmoi.checkpoint import Checkpoint
 from malmoi.errors import ensure, require_that
 from malmoi.evaluation.evaluate import word_baseline
 from malmoi.evaluation.examples import (
+    Examples,
     files_in,
     label_names,
     load_examples,
@@ -25,13 +26,23 @@ from malmoi.evaluation.examples import (
     unseen_labels,
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.kinds import HeadKind, by_tags, encode_examples, head_kind
+from malmoi.evaluation.guess import published_format
+from malmoi.evaluation.kinds import (
+    TAGGING,
+    HeadKind,
+    by_tags,
+    custom_task,
+    encode_examples,
+    head_kind,
+)
 from malmoi.evaluation.task import Example, Task, metric_names, read_columns
+from malmoi.evaluation.tasks import named_task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.frozen_features import hash_weights
 from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
-from malmoi.inference.zero_shot import label_words
+from malmoi.inference.spans import OUTSIDE_TAG
+from malmoi.inference.zero_shot import ZERO_SHOT_PROMPTS, label_words, prompt_language
 from malmoi.messages import StatusLog, joined, msg, plural
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import LABEL_HEADS
@@ -85,7 +96,9 @@ class Protocol(Config):
 
     def describe(self) -> str:
         rows = plural(self.trained_on, "row")
-        if self.unlabelled:
+        if not self.trained_on:
+            rows = msg("{count:,} rows without labels", count=self.unlabelled)
+        elif self.unlabelled:
             rows = msg("{rows} and {count:,} without labels", rows=rows, count=self.unlabelled)
         held = plural(self.selected_on, "held-out row")
         names = joined(", ", map(msg, self.selects))
@@ -313,12 +326,15 @@ def load_data(
     device: torch.device,
 ) -> FinetuneData:
     """Reads the examples, and holds out rows for selection and, without a file, evaluation."""
+    named: list[Examples] = []
     if settings.labels:
-        task, data = _named_rows(task, settings.labels)
+        task, rows = _named_rows(task, settings.labels)
+        named.append(Examples(rows))
     elif dev is None and isinstance(data, str | Path):
         data, dev = files_in(task, data)
-    sources = [data] if dev is None else [data, dev]
-    given = [load_examples(task, some, skip_bad=settings.skip_bad) for some in sources]
+    sources = [*([] if named else [data]), *([] if dev is None else [dev])]
+    read = (load_examples(task, some, skip_bad=settings.skip_bad) for some in sources)
+    given = [*named, *read]
     for note in (note for some in given for note in some.notes):
         logger.warning(note)
     every = [row for some in given for row in some.rows]
@@ -368,18 +384,29 @@ def load_data(
     )
 
 
-def _named_rows(task: Task, labels: str) -> tuple[Task, list[dict[str, str]]]:
-    """The task with these labels, whose names are the only rows that have one."""
+def _named_rows(task: Task, labels: str) -> tuple[Task, Rows]:
+    """The task with these labels, whose names are the only rows that have one.
+
+    Tags are O and I-NAME: two phrases of one name that follow each other are one.
+    """
+    kind = head_kind(task)
     require_that(
-        head_kind(task).exclusive,
-        "labels are learnt from their names for one label a text or a pair; {kind} needs rows that "
+        kind.text_labels or kind is TAGGING,
+        "labels are learnt from their names for texts, pairs and words; {kind} needs rows that "
         "have labels.",
         kind=task.kind,
     )
     words = label_words([name.strip() for name in labels.split(",")])
-    by = {"text": "text", "label": "label", **read_columns(task)}
-    texts = [by[role] for role in ("text", "pair") if role in by]
-    rows = [{**dict.fromkeys(texts, word), by["label"]: name} for name, word in words.items()]
+    if kind is TAGGING:
+        outside = ZERO_SHOT_PROMPTS[prompt_language(labels)]["outside"]
+        words = {OUTSIDE_TAG: outside, **{f"I-{name}": word for name, word in words.items()}}
+    paired = "{pair}" in task.prompt
+    rows = tuple(
+        Example(
+            word, word if paired else None, label if kind.exclusive else (label,), words=(word,)
+        )
+        for label, word in words.items()
+    )
     return replace(task, labels=(*words,), answers=words), rows
 
 
@@ -392,7 +419,7 @@ def _hold_out_to_select(
         "setting": settings.grid,
         "epoch": settings.patience > 0,
         "student or defaults": settings.best and settings.holdout > 0,
-        "threshold": kind.thresholds(rows),
+        "threshold": kind.thresholds(rows) and not settings.labels,
         "student or teacher": bool(settings.unlabelled) and len(rows) > MAX_FEW_ROWS,
     }
     selects = tuple(name for name, needed in needs.items() if needed)  # a temperature alone: none
@@ -439,7 +466,8 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
                 if line
             ]
         else:
-            found += load_examples(task, path, skip_bad=settings.skip_bad).rows
+            read = _as_written(task, path)
+            found += load_examples(read, path, skip_bad=settings.skip_bad).rows
     most = per_device(MOST_UNLABELLED, device)
     if len(found) > most:
         logger.info(
@@ -449,10 +477,21 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     return tuple(replace(row, label=None) for row in found)
 
 
+def _as_written(task: Task, path: Path) -> Task:
+    """The task that reads this file: words to tag may be in CoNLL's format or in a column."""
+    if head_kind(task) is not TAGGING:
+        return task
+    if known := published_format(TAGGING.name, path):
+        return named_task(known)
+    return task if read_columns(task) else custom_task(TAGGING.name)
+
+
 def _has_lines(path: Path) -> bool:
-    """Whether a file is plain text, not a table."""
+    """Whether a file is plain text, not a table and not a word a line."""
     return (
-        uncompressed_name(path).suffix == ".txt" and "\t" not in next(text_lines(path), (0, ""))[1]
+        uncompressed_name(path).suffix == ".txt"
+        and "\t" not in next(text_lines(path), (0, ""))[1]
+        and published_format(TAGGING.name, path) is None
     )
 
 

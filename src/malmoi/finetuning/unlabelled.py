@@ -29,9 +29,8 @@ from malmoi.finetuning.results import judge_held_out
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData
 from malmoi.finetuning.task_network import build_task_network
 from malmoi.inference import Model
-from malmoi.inference.embed import pair_cosines, sentence_vectors
 from malmoi.inference.predict import word_logprobs
-from malmoi.inference.zero_shot import classify
+from malmoi.inference.zero_shot import label_scores
 from malmoi.interpret.probe import fit_linear
 from malmoi.messages import StatusLog
 from malmoi.system.machine import per_device
@@ -49,6 +48,10 @@ SHARPNESS = 1.5  # of the first guess, whose scores have a spread of 1
 RIDGE = 0.05  # of the layer that guesses first: C = 10
 SHRINKAGE = 1e-3  # of the covariance towards equal spread
 BALANCING = 20
+SHARE_STEPS = 50  # of EM for the share of rows that have a label of a set
+SEEN_BEFORE = 0.01  # weight of the usual share in it, beside all rows
+SHARE_ROUNDS = 3  # once by the words' scores, then by the clouds' (docs/lab.md)
+SHARED_RIDGE = 0.01
 WORD_ROWS = 300  # whose labels are said by words, where there is no other guess: more are no better
 
 
@@ -61,16 +64,23 @@ def has_clouds(work: FinetuneData, settings: FinetuneConfig) -> bool:
     encoder = work.start.sentence is not None
     if not work.unlabelled or (encoder and work.train[0].pair is not None):
         return False
-    few = head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
-    return bool(settings.labels) or (few and encoder)
+    if settings.labels:
+        return head_kind(work.task).text_labels
+    return encoder and head_kind(work.task) is CLASSIFICATION and len(work.train) <= MAX_FEW_ROWS
 
 
 def fit_clouds(
-    x: Tensor, y: Tensor, names: Tensor, other: Tensor, said: Tensor | None = None
+    x: Tensor,
+    y: Tensor,
+    names: Tensor,
+    other: Tensor,
+    said: Tensor | None = None,
+    prior: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fits the clouds to labelled vectors [n, D], a name's of each label [N, D], and others.
 
     `said` are the labels' scores of the first of the others: then these alone are the first guess.
+    `prior` [N] are the labels' shares of all rows, otherwise those of the labelled ones.
     Returns W [D, N] and b [N]: log p of a row's labels is x W + b, but for a constant.
     """
     classes = len(names)
@@ -79,7 +89,8 @@ def fit_clouds(
     x, names, other = x - middle, names - middle, other - middle
     scale = 1 / other.norm(dim=1).mean()
     x, names, other = x * scale, names * scale, other * scale
-    prior = F.normalize((F.one_hot(y, classes).sum(0) + 1).double(), p=1, dim=0)
+    if prior is None:
+        prior = F.normalize((F.one_hot(y, classes).sum(0) + 1).double(), p=1, dim=0)
     known = torch.cat((x, names[named]))
     labels = torch.cat((y, torch.arange(classes)[named]))
     names = names if named.all() else names[:0]
@@ -147,38 +158,101 @@ def _em(
     return weight, bias
 
 
+def fit_guessed(other: Tensor, said: Tensor, prior: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Fits the clouds to vectors by the labels' scores of the first of them alone."""
+    names = other.new_zeros(said.size(1), other.size(1))
+    return fit_clouds(other[:0], torch.zeros(0, dtype=torch.long), names, other, said, prior)
+
+
 def learn_clouds(work: FinetuneData, settings: FinetuneConfig, out: Path) -> Checkpoint:
-    """A layer on the frozen model that tells the clouds apart, or a plain one if they clearly lose.
+    """A layer on the frozen model that tells the clouds of labels or of label sets apart."""
+    checkpoint = _reader(work, settings)
+    checkpoint.network.eval()
+    mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
+    more = [replace(row, label=work.train[0].label) for row in mixed]  # which is not read
+    with work.computing(settings):
+        items = encode_examples(work.task, more, work.view(checkpoint))
+        other = few_labels.item_vectors(checkpoint.network, items).double()
+        length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
+        other = F.normalize(other, dim=1)
+        if head_kind(work.task) is CLASSIFICATION:
+            weight, bias = _label_clouds(work, checkpoint, mixed, other, settings, out)
+        else:
+            weight, bias = _label_set_clouds(work, mixed, other)
+    few_labels.set_head(checkpoint.network, weight / length, bias)
+    return checkpoint
+
+
+def _label_clouds(
+    work: FinetuneData,
+    checkpoint: Checkpoint,
+    mixed: Sequence[Example],
+    other: Tensor,
+    settings: FinetuneConfig,
+    out: Path,
+) -> tuple[Tensor, Tensor]:
+    """Clouds of labels, or a plain layer on the labelled rows if they clearly lose.
 
     If there are only names, a sentence encoder's clouds start from these, and another model's from
     what it says of some rows.
     """
-    checkpoint = _reader(work, settings)
-    network = checkpoint.network.eval()
+    network = checkpoint.network
     rows = few_labels.rows_by_label(work, MAX_FEW_ROWS)
-    mixed = random.Random(0).sample(work.unlabelled, len(work.unlabelled))
-    more = [replace(row, label=work.labels[0]) for row in mixed]  # which is not read
-    with work.computing(settings):
-        parts = [
-            encode_examples(work.task, some, work.view(checkpoint)) for some in (rows.held, more)
-        ]
-        x, other = (few_labels.item_vectors(network, items).double() for items in parts)
-        length = other.norm(dim=1).mean()  # the layer reads vectors as long as they are
-        x, other = F.normalize(x, dim=1), F.normalize(other, dim=1)
-        names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
-        for item in few_labels.label_name_items(work, work.predictor(checkpoint)):
-            names[item.label] += F.normalize(
-                few_labels.item_vectors(network, [item]).double(), dim=1
-            )[0]
+    held = encode_examples(work.task, rows.held, work.view(checkpoint))
+    x = F.normalize(few_labels.item_vectors(network, held).double(), dim=1)
+    names = torch.zeros(len(work.labels), x.size(1), dtype=x.dtype)
+    for item in few_labels.label_name_items(work, work.predictor(checkpoint)):
+        vector = few_labels.item_vectors(network, [item]).double()
+        names[item.label] += F.normalize(vector, dim=1)[0]
     names = F.normalize(names, dim=1)
-    y = torch.tensor([item.label for item in parts[0]])
+    y = torch.tensor([item.label for item in held])
     said = _word_scores(work, mixed[:WORD_ROWS]) if work.start.sentence is None else None
-    weight, bias = fit_clouds(x, y, names, other, said)
     if not settings.labels and _gain(rows, out, (x, y, names, other)).clear_loss:
         logger.info("Rows without labels do not help here: a layer on the labelled rows is kept.")
-        weight, bias = fit_linear(x, y, len(work.labels), RIDGE / len(x))
-    few_labels.set_head(network, weight / length, bias)
-    return checkpoint
+        return fit_linear(x, y, len(work.labels), RIDGE / len(x))
+    return fit_clouds(x, y, names, other, said)
+
+
+def _label_set_clouds(
+    work: FinetuneData, mixed: Sequence[Example], other: Tensor
+) -> tuple[Tensor, Tensor]:
+    """For each label two clouds, of its rows and of the others: their log odds are its score.
+
+    The label's words start them, and then twice the share of rows that the clouds themselves show.
+    """
+    said = _word_scores(work, mixed if work.start.sentence is not None else mixed[:WORD_ROWS])
+    # What all vectors share takes the bias' place: whether a label holds then does not depend on
+    # the vector's length, which in MiniLM has a spread of 26 % (micro F1 .60 → .66, docs/lab.md).
+    square = other.T @ other + SHARED_RIDGE * len(other) * torch.eye(other.size(1)).double()
+    shared = torch.linalg.solve(square, other.sum(0))
+    weights = []
+    for score in said.T:
+        seen = score
+        for _ in range(SHARE_ROUNDS):
+            share = upper_share(seen, 1 / len(work.labels))
+            prior = torch.tensor([1 - share, share]).double()
+            both, biases = fit_guessed(other, torch.stack((-score, score), 1), prior)
+            weight, bias = both[:, 1] - both[:, 0], biases[1] - biases[0]
+            seen = other @ weight + bias
+        weights.append(weight + bias * shared)
+    return torch.stack(weights, 1), torch.zeros(len(weights)).double()
+
+
+def upper_share(score: Tensor, usual: float) -> float:
+    """The share of rows that have a label: of the upper of two Gaussians of its score, by EM.
+
+    Both have one variance. A hundredth of the rows counts as seen before, with the usual share.
+    """
+    z = (score - score.mean()) / score.std().clamp(min=few_labels.TINY)
+    share, middles, spread = usual, torch.tensor([-0.5, 1.5]).double(), 0.7
+    for _ in range(SHARE_STEPS):
+        prior = torch.tensor([1 - share, share]).log()
+        chances = (prior - (z[:, None] - middles).square() / (2 * spread)).softmax(1)
+        rows = chances.sum(0)
+        middles = (chances * z[:, None]).sum(0) / rows
+        spread = float((chances * (z[:, None] - middles).square()).sum()) / len(z)
+        share = (float(rows[1]) / len(z) + SEEN_BEFORE * usual) / (1 + SEEN_BEFORE)
+    return share
 
 
 def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
@@ -192,7 +266,7 @@ def _reader(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:
 
 
 def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
-    """log P of the labels by their words after each text [n, N].
+    """How well the labels' words fit each text, each label by itself [n, N].
 
     A BERT says them between the two texts of a pair: "A man sleeps? [MASK], he is awake" (Schick &
     Schütze 2021 §4).
@@ -207,9 +281,8 @@ def _word_scores(work: FinetuneData, rows: Sequence[Example]) -> Tensor:
             [f" {word}" for word in words.values()],
             [f", {row.pair}" for row in rows],
         ).double()
-    found = classify(model, ["\n".join(row.texts) for row in rows], words, None, ())
-    chances = torch.tensor([[*one.scores.values()] for one in found]).double()
-    return chances.clamp(min=few_labels.TINY).log()
+    scores = label_scores(model, ["\n".join(row.texts) for row in rows], words)
+    return scores.log_softmax(1) if head_kind(work.task).exclusive else scores
 
 
 def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, Tensor]) -> Gain:
@@ -228,40 +301,6 @@ def _gain(work: FinetuneData, out: Path, vectors: tuple[Tensor, Tensor, Tensor, 
         outcomes.append(few_labels.label_outcome(work, scores))
         comparison.add(name, outcomes[-1], began, outcomes[0] if outcomes[1:] else None)
     return comparison.gain(*outcomes)
-
-
-# ------------------------------------------------------------------ pairs of a sentence encoder
-
-LIKE = ("the same", "different")
-
-
-def alike_pairs(
-    work: FinetuneData, settings: FinetuneConfig
-) -> tuple[FinetuneData, FinetuneConfig]:
-    """Pairs to train on, labelled by how alike a sentence encoder finds two texts, and how.
-
-    The pairs' cosines are as many clouds as there are labels. What the labels' words mean to the
-    encoder decides nothing but their order.
-    """
-    if not settings.labels or has_clouds(work, settings):
-        return work, settings
-    reading = work.predictor(work.start)
-    with work.computing(settings):
-        vectors = sentence_vectors(reading, [*work.task.answers.values(), *LIKE])
-        cosines = pair_cosines(reading, [row.input for row in work.unlabelled])
-    order = (vectors[:-2] @ (vectors[-2] - vectors[-1])).argsort()
-    logger.info(
-        "From different to alike the labels are {labels}, by their names; how alike its two texts "
-        "are decides the label of each row.",
-        labels=", ".join(work.labels[i] for i in order),
-    )
-    x = torch.tensor(cosines).double()[:, None]
-    none = torch.zeros(0, dtype=torch.long)
-    weight, bias = fit_clouds(x[:0], none, x.new_zeros(len(order), 1), x, x * order.argsort())
-    found = zip(work.unlabelled, (x @ weight + bias).argmax(1), strict=True)
-    rows = tuple(replace(row, label=work.labels[i]) for row, i in found)
-    # a frozen model that reads both texts at once knows nothing of how alike they are
-    return replace(work, train=rows, unlabelled=()), replace(settings, frozen_first=False)
 
 
 # ------------------------------------------------------------------ teachers

@@ -33,6 +33,8 @@ ZERO_SHOT_PROMPTS = {
         "translate": "Translate to {to}:\n{examples}{text} =",  # GPT-2 §3.7
         "or": " or ",
         "describe": "This text is {label}.",
+        "tag": "{text} {phrase} is a",  # the phrase comes from the text
+        "outside": "thing",  # what a word without a tag is
     },
     "ko": {
         "classify": "{text}\n이 글의 성격:",
@@ -42,6 +44,8 @@ ZERO_SHOT_PROMPTS = {
         "translate": "{to}(으)로 번역:\n{examples}{text} =",
         "or": " 또는 ",
         "describe": "이 글의 성격: {label}",
+        "tag": "{text} {phrase}의 종류:",
+        "outside": "기타",
     },
 }
 Shown = Sequence[tuple[str, str]]  # (text, expected output) pairs shown in the prompt
@@ -61,6 +65,18 @@ def classify(
 ) -> list[Prediction]:
     """Classifies texts by the names of the labels, in the way that the model can."""
     words = label_words(labels)
+    scores = label_scores(model, texts, words, prompt, shown)
+    return [prediction(row, [*words]) for row in scores]
+
+
+def label_scores(
+    model: LoadedModel,
+    texts: Sequence[str],
+    words: Words,
+    prompt: str | None = None,
+    shown: Shown = (),
+) -> Tensor:
+    """How well the words of each label fit each text [texts, labels], each label by itself."""
     entailment = entailment_class(model.checkpoint)
     described = entailment is not None or model.checkpoint.sentence is not None
     require_that(
@@ -77,27 +93,25 @@ def classify(
 
 def _entailed(
     model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, place: int
-) -> list[Prediction]:
-    """Compares how much each text entails the labels' descriptions (Yin et al. 2019)."""
+) -> Tensor:
+    """How much each text entails the labels' descriptions (Yin et al. 2019)."""
     pairs = [(text, one) for text in texts for one in descriptions(text, words, prompt)]
     scores = score_classes(model.predictor, pairs).log_softmax(-1)[:, place]
-    return [prediction(row, [*words]) for row in scores.double().view(len(texts), len(words))]
+    return scores.double().view(len(texts), len(words))
 
 
-def _nearest(
-    model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None
-) -> list[Prediction]:
-    """Compares the cosines of each text and the labels' descriptions."""
+def _nearest(model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None) -> Tensor:
+    """The cosines of each text and the labels' descriptions."""
     names = [name for text in texts for name in descriptions(text, words, prompt)]
     vectors = sentence_vectors(model.predictor, [*texts, *names]).double()
-    pairs = zip(vectors, vectors[len(texts) :].split(len(words)), strict=False)
-    return [prediction(COSINE_SCALE * some @ vector, [*words]) for vector, some in pairs]
+    described = vectors[len(texts) :].view(len(texts), len(words), -1)
+    return COSINE_SCALE * (described @ vectors[: len(texts), :, None]).squeeze(-1)
 
 
 def _prompted(
     model: LoadedModel, texts: Sequence[str], words: Words, prompt: str | None, shown: Shown
-) -> list[Prediction]:
-    """Returns the labels whose words are the likeliest continuations, by the mean of the prompts.
+) -> Tensor:
+    """How likely the labels' words are after each text, by the mean of the prompts.
 
     What the words get after content-free texts in the same prompt is divided out: a language model
     prefers frequent words and those of the last example (Zhao et al. 2021).
@@ -119,9 +133,21 @@ def _prompted(
         for form in forms:
             if form not in bias:
                 bias[form] = content_free_bias(read(repeat(form), CONTENT_FREE))
-        logs = read(forms, repeat(text)).log_softmax(-1) + torch.stack([bias[f] for f in forms])
-        found.append(prediction(logs.double().log_softmax(-1).mean(0), [*words]))
-    return found
+        logs = read(forms, repeat(text)) + torch.stack([bias[f] for f in forms])
+        found.append(logs.double().mean(0))
+    return torch.stack(found)
+
+
+def phrase_scores(
+    model: LoadedModel, phrases: Sequence[tuple[str, str]], words: Mapping[str, str]
+) -> Tensor:
+    """How likely the words of each tag say what a phrase of a text is [phrases, tags]."""
+    queries = [
+        _put(ZERO_SHOT_PROMPTS[prompt_language(text)]["tag"], text=text, phrase=phrase)
+        for text, phrase in phrases
+    ]
+    said = [f" {word}" for word in words.values()]
+    return word_logprobs(model.network, model.tokenizer, queries, said).double()
 
 
 def label_words(labels: LabelWords) -> dict[str, str]:
