@@ -53,7 +53,6 @@ def test_every_kind_is_drawn_from_the_models_numbers(gpt: Model, tmp_path: Path)
     wide = [float(one.get("width", "0")) for one in rectangles(gpt.show("next", TEXT, top=3))]
     best = gpt.run(TEXT, top=3).guesses[0]
     assert wide == pytest.approx([300 * one.probability for one in best], abs=0.06)
-    assert len(rectangles(gpt.show("patterns", TEXT))) == size * (size + 1) / 2
     assert "⟨ED⟩" in gpt.show("tokens", TEXT).svg  # a part of a syllable
     gpt.show("next", TEXT).save(tmp_path / "next.svg")
     ElementTree.parse(tmp_path / "next.svg")

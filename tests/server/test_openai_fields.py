@@ -237,46 +237,6 @@ def test_a_developer_message_is_a_system_message(live: Live) -> None:
     assert reply("developer") == reply("system")
 
 
-def test_responses_are_those_of_the_chat(client: openai.OpenAI) -> None:
-    ask = {"model": "gpt", "temperature": 0, "max_output_tokens": 9}
-    system = [{"role": "system", "content": "be kind"}]
-    chat = client.chat.completions.create(
-        model="gpt", messages=system + USER, temperature=0, max_tokens=9
-    )
-    whole = client.responses.create(instructions="be kind", input="hello", **ask)
-    said = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
-    same = client.responses.create(input=system + said, **ask)
-    assert whole.output_text == same.output_text == chat.choices[0].message.content
-    assert whole.usage.output_tokens == chat.usage.completion_tokens
-    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    with client.responses.stream(instructions="be kind", input="hello", **ask) as stream:
-        events = list(stream)
-    texts = [one.delta for one in events if one.type == "response.output_text.delta"]
-    assert "".join(texts) == whole.output_text
-    assert [one.type for one in events if one.type != "response.output_text.delta"] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.incomplete",
-    ]
-    assert events[-2].item.status == events[-1].response.status == "incomplete"
-    assert events[-1].response.incomplete_details.reason == "max_output_tokens"
-    assert events[-1].response.output_text == whole.output_text
-    assert [one.sequence_number for one in events] == list(range(len(events)))
-    form = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
-    found = client.responses.create(
-        model="gpt", input="hello", text=form, max_output_tokens=80, store=False
-    )
-    assert found.status == "completed"
-    assert isinstance(json.loads(found.output_text)["age"], int)
-    with pytest.raises(openai.BadRequestError, match="previous_response_id is not offered"):
-        client.responses.create(model="gpt", input="hello", previous_response_id="resp_1")
-
-
 def test_embeddings_of_many_texts(client: openai.OpenAI) -> None:
     texts = [f"the state {i}" for i in range(2048)]
     found = client.embeddings.create(model="bert", input=texts, encoding_format="float").data

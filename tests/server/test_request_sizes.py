@@ -54,8 +54,6 @@ def _record(patch: pytest.MonkeyPatch, name: str) -> None:
 ASKED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("/v1/completions", "gpt", "prompt", {}),
     ("/v1/chat/completions", "gpt", "messages", {}),
-    ("/v1/responses", "gpt", "input", {}),
-    ("/v1/responses", "gpt", "instructions", {"input": "a"}),
     ("/v1/score", "gpt", "context", {"continuations": ["a"] * 256}),
     ("/v1/score", "gpt", "continuations", {}),
     ("/v1/classify", "gpt", "text", {"labels": ["yes", "no"]}),

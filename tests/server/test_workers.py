@@ -85,7 +85,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "stream_options": {"include_usage": True},
         },
     ),
-    ("/v1/responses", {"input": "yes?", "temperature": 0, "max_output_tokens": 6}),
     ("/v1/embeddings", {"input": PROMPT}),
     ("/v1/completions", {"prompt": PROMPT, "max_tokens": 81}),
     ("/v1/completions", {"prompt": "the " * 200}),

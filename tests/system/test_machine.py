@@ -124,28 +124,3 @@ def test_half_precision_is_chosen_in_one_place() -> None:
     assert [
         path.name for path in files if re.search(r"\.(bfloat16|half)\(\)", path.read_text("utf-8"))
     ] == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
-@pytest.mark.parametrize("setting", ["", "MALLOC_TRIM_THRESHOLD_"])
-def test_freed_memory_is_kept_for_the_next_layer_unless_the_user_decided(setting: str) -> None:
-    code = """
-import resource, torch
-from malmoi.system.machine import keep_freed_memory
-
-def layers():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for megabytes in (1, 40, 2, 30):
-        torch.ones(megabytes << 18)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-keep_freed_memory()
-print([layers() for _ in range(6)][-1])
-"""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    environment |= {setting: "131072"} if setting else {}
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    faults = int(found.stdout)  # 73 MB are 18,700 pages of 4 kB
-    assert faults < 500 if not setting else faults > 10_000

@@ -400,10 +400,12 @@ def _named_rows(task: Task, labels: str) -> tuple[Task, Rows]:
     if kind is TAGGING:
         outside = ZERO_SHOT_PROMPTS[prompt_language(labels)]["outside"]
         words = {OUTSIDE_TAG: outside, **{f"I-{name}": word for name, word in words.items()}}
-    paired = "{pair}" in task.prompt
     rows = tuple(
         Example(
-            word, word if paired else None, label if kind.exclusive else (label,), words=(word,)
+            word,
+            word if "{pair}" in task.prompt else None,
+            label if kind.exclusive else (label,),
+            words=(word,),
         )
         for label, word in words.items()
     )

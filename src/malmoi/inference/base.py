@@ -15,13 +15,7 @@ from malmoi.errors import UsageError, require_that, required
 from malmoi.inference.prompt import encode_prompt, require_fit
 from malmoi.messages import msg
 from malmoi.model import count_parameters
-from malmoi.system.machine import (
-    hush_emulation,
-    keep_freed_memory,
-    named_dtype,
-    pick_device,
-    this_machine,
-)
+from malmoi.system.machine import hush_emulation, named_dtype, pick_device, this_machine
 from malmoi.system.paths import is_adapter
 from malmoi.tokenizer import Encoding, Tokenizer
 
@@ -191,7 +185,6 @@ def open_for_use(
     named = named_dtype(dtype) if isinstance(dtype, str) and dtype != INT8 else None
     named = dtype if isinstance(dtype, torch.dtype) else named
     where = pick_device(device or ("cpu" if dtype == INT8 else None))
-    keep_freed_memory()
     checkpoint = _read(path, packed=named is None and where.type == "cpu")
     if dtype == INT8:
         return _in_int8(checkpoint, where)

@@ -118,7 +118,7 @@ class Interpretation(LoadedModel):
         head: int | None = None,
         top: int = 8,
     ) -> "Picture":
-        """Draws tokens, attention (of all heads, a `layer` or a `head`), lens, next or patterns."""
+        """Draws tokens, attention (of all heads, a `layer` or a `head`), the lens or next."""
         from malmoi.interpret.pictures import show
 
         return show(self, kind, text, layer, head, top)

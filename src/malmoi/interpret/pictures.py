@@ -1,4 +1,4 @@
-"""Pictures for notebooks: tokens, attention, the logit lens, the next token, attention patterns.
+"""Pictures for notebooks: tokens, attention, the logit lens, the next token.
 
 Each is one SVG in the notebook's text colour, without external resources. L layers, H heads, T
 tokens.
@@ -20,11 +20,10 @@ from malmoi.inference.prompt import check_length
 from malmoi.interpret.forward_pass import Subject, attention_probabilities, lens
 from malmoi.interpret.intervention import require_index
 from malmoi.messages import msg
-from malmoi.model import Layout
 from malmoi.system.files import write_text
 from malmoi.tokenizer import Encoding, Tokenizer
 
-PictureKind = Literal["tokens", "attention", "lens", "next", "patterns"]
+PictureKind = Literal["tokens", "attention", "lens", "next"]
 ACCENT = "#4c78a8"
 CELL = 24  # pixels
 LETTER = 8.0  # approximate pixels of a letter; a Hangul syllable is twice as wide
@@ -63,7 +62,7 @@ def show(
     head: int | None = None,
     top: int = 8,
 ) -> Picture:
-    """Draws a text, or the model's attention patterns over its number of tokens.
+    """Draws what the model makes of a text.
 
     Of attention, a `layer` (from 0, negative from the end) and one of its heads, or their mean;
     of the next token, the `top` candidates.
@@ -73,7 +72,6 @@ def show(
         "attention": lambda: attention_picture(model, text, layer, head),
         "lens": lambda: lens_picture(model, text),
         "next": lambda: next_picture(model, text, top),
-        "patterns": lambda: pattern_picture(model, text),
     }
     require_known(kind, pictures, "There is no picture {name!r}.{hint}")
     return pictures[kind]()
@@ -145,21 +143,6 @@ def next_picture(model: LoadedModel, text: str, top: int) -> Picture:
             y += CELL
         y += CELL / 2
     return _picture(parts, 520, y, "next token")
-
-
-def pattern_picture(model: LoadedModel, text: str) -> Picture:
-    """The mask of each attention pattern of the model."""
-    names = _names(model, text)
-    size = len(names)
-    parts = []
-    x = 0.0
-    side = size * CELL / 2
-    for pattern in model.network.trunk.patterns:
-        seen = pattern.mask(Layout(1, size, size)).expand(1, -1, size, size)[0, 0]
-        parts.append(_text(x, 14, pattern.text))
-        parts += _cells((0.8 * seen.float()).cpu().numpy(), x, 24, CELL / 2, gap=1)
-        x += max(side, _width(pattern.text)) + 30
-    return _picture(parts, x, side + 30, "attention patterns")
 
 
 # ------------------------------------------------------------------ drawing
@@ -240,10 +223,10 @@ def _all_heads(weights: Float32Array) -> Picture:
     return _picture(parts, 30 + heads * side, 20 + layers * side, "attention of every head")
 
 
-def _cells(weights: Float32Array, x: float, y: float, size: float, gap: float = 0) -> list[str]:
+def _cells(weights: Float32Array, x: float, y: float, size: float) -> list[str]:
     """A square for each weight that is not faint."""
     return [
-        _rect(x + k * size, y + q * size, size - gap, size - gap, float(weights[q, k]))
+        _rect(x + k * size, y + q * size, size, size, float(weights[q, k]))
         for q, k in np.argwhere(weights >= FAINT).tolist()
     ]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from malmoi.errors import UsageError, explained, nearest, require_known, require_that, required
 
@@ -344,29 +344,6 @@ def free_memory() -> int:
         r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE
     )
     return min(pretended, int(found[1]) * 1024) if found else pretended
-
-
-# of malloc.h: M_TRIM_THRESHOLD, all that is kept; M_MMAP_THRESHOLD, the largest part of it
-MALLOPT = ((-1, 256 << 20), (-3, 64 << 20))
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Keeps what a layer frees, up to 256 MB, for the next one.
-
-    By default glibc returns it to the system, which clears every page again when the next layer
-    asks: 310,000 pages for 32 texts of 128 tokens through BERT-base, 8 % of the median time of 16
-    on a busy machine. What the user's environment says of malloc counts more.
-    """
-    if sys.platform != "linux" or any(
-        name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
-    ):
-        return
-    import ctypes
-
-    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    for setting in MALLOPT if mallopt else ():
-        mallopt(*setting)
 
 
 def pick_device(name: "torch.device | str | None" = None) -> "torch.device":

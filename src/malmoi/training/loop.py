@@ -19,7 +19,6 @@ from torch import Tensor
 from malmoi.errors import is_out_of_memory
 from malmoi.kernels.cuda_graphs import Losses
 from malmoi.messages import measured
-from malmoi.system.machine import keep_freed_memory
 from malmoi.system.progress import VALIDATE, Progress, stop_requested
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.storage import publish
@@ -89,7 +88,6 @@ class Loop(ABC):
         *,
         capturable: bool = False,
     ) -> None:
-        keep_freed_memory()
         self.loss_module = loss_module
         self.network = loss_module.network
         self.config = config
