@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,8 +61,11 @@ def test_a_hold_out_leaves_rows_of_two_labels(bert: Path, tmp_path: Path) -> Non
     with pytest.raises(MalmoiError, match="Holding out 6 of 6 rows leaves none"):
         hold_out(named_task("imdb"), rows, 6, seed=0)
     two = [{"text": "good", "label": "yes"}, {"text": "bad", "label": "no"}]
-    with pytest.raises(MalmoiError, match="All training rows have the label"):
-        malmoi.finetune(bert, "classification", two, tmp_path / "out", steps=1, device="cpu")
+    options: Any = {"steps": 1, "device": "cpu"}
+    with pytest.raises(MalmoiError, match="Each label has only one text"):
+        malmoi.finetune(bert, "classification", two, tmp_path / "out", **options)
+    with pytest.raises(MalmoiError, match="All training rows have the label 'yes'"):
+        malmoi.finetune(bert, "classification", two[:1], tmp_path / "dev", two[1:], **options)
 
 
 def test_questions_about_one_passage_and_equal_texts_stay_together() -> None:
