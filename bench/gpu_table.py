@@ -1,7 +1,7 @@
 """One table for a GPU: training, decoding and serving beside transformers, and the card's limits.
 
     malmoi bench --gpu [--out DIR] [--seconds 900]
-        [--rows decode xl-decode streams bert gpt2 medium xl]
+        [--rows decode xl-decode streams streams-256 bert gpt2 medium xl]
         [--without graphs,kernel,prefix] [--alone] [--record] [--limit tiny]
 
 GPT-2 124M at 1,024 tokens without dropout, 355M and 1.5B, BERT-base at 128 and 512 (real tokens of
@@ -317,35 +317,35 @@ def large_decode_rows(table: Table) -> Iterator[Row]:
     )
 
 
-def stream_rows(table: Table) -> Iterator[Row]:
+def stream_rows(table: Table, streams: int) -> Iterator[Row]:
     """A closed loop of prompts of 16 to 128 tokens, 96 new ones."""
     ours, peer = open_both(table)
     folder = table.folder / "gpt"
-    for streams in (4, 8) if table.tiny else (64, 256):
-        seconds, tokens = (1.0, 8) if table.tiny else (4.0, 96)
-        load = serve.Load(streams, seconds, tokens, as_engine=True)
-        peers = None
-        if not table.alone:
-            peers = serve.through_transformers(peer, load)["tokens_per_second"]
-        engine = [serve.through_engine(ours, load) for _ in range(ROUNDS)]
-        server = [serve.over_http("malmoi", folder, load) for _ in range(ROUNDS)]
-        # out of step, as clients' answers end
-        speed = "out_of_step_tokens_per_second"
-        alone, _ = middle([row[speed] for row in engine])
-        for what, rows in (("engine, out of step", engine), ("server", server)):
-            rate, spread = middle([row.get(speed, row["tokens_per_second"]) for row in rows])
-            first, _ = middle([row["first_token_ms_p95"] or 0.0 for row in rows])
-            bound = f"first token p95 {first:.0f} ms"
-            bound += f"; {rate / alone:.0%} of the engine" if what == "server" else ""
-            label = "transformers, generate_batch"
-            what = f"{what}, {streams} streams"
-            yield Row(what, "tok/s", rate, label, peers, bound, spread=spread)
+    streams, seconds, tokens = (streams // 16, 1.0, 8) if table.tiny else (streams, 4.0, 96)
+    load = serve.Load(streams, seconds, tokens, as_engine=True)
+    peers = None
+    if not table.alone:
+        peers = serve.through_transformers(peer, load)["tokens_per_second"]
+    engine = [serve.through_engine(ours, load) for _ in range(ROUNDS)]
+    server = [serve.over_http("malmoi", folder, load) for _ in range(ROUNDS)]
+    # out of step, as clients' answers end
+    speed = "out_of_step_tokens_per_second"
+    alone, _ = middle([row[speed] for row in engine])
+    for what, rows in (("engine, out of step", engine), ("server", server)):
+        rate, spread = middle([row.get(speed, row["tokens_per_second"]) for row in rows])
+        first, _ = middle([row["first_token_ms_p95"] or 0.0 for row in rows])
+        bound = f"first token p95 {first:.0f} ms"
+        bound += f"; {rate / alone:.0%} of the engine" if what == "server" else ""
+        label = "transformers, generate_batch"
+        what = f"{what}, {streams} streams"
+        yield Row(what, "tok/s", rate, label, peers, bound, spread=spread)
 
 
 ROWS: dict[str, Callable[[Table], Iterator[Row]]] = {
     "decode": decode_rows,
     "xl-decode": large_decode_rows,
-    "streams": stream_rows,
+    "streams": lambda table: stream_rows(table, 64),
+    "streams-256": lambda table: stream_rows(table, 256),
     "bert": lambda table: (bert_row(table, n) for n in ((16, 32) if table.tiny else (128, 512))),
     "gpt2": lambda table: iter([gpt2_row(table)]),
     "medium": lambda table: iter([large_row(table, "gpt2-medium", 32)]),
@@ -377,16 +377,16 @@ def main() -> None:
             for row in ROWS[name](table):
                 rows.append(row)
                 print(json.dumps(row.facts()), flush=True)
+                for line in slower_than_recorded(table.machine(), [row]):
+                    print(line)
+                if given.record:  # at once: a run may be stopped
+                    record_rows(table.machine(), [row])
         for row, peer in reversed(table.peers):
             if time.monotonic() > end:
                 break
             table.free_memory()
             row.theirs = peer()
             row.peer = "transformers" if table.tiny else "transformers, compiled"
-        for line in slower_than_recorded(table.machine(), rows):
-            print(line)
-        if given.record:
-            record_rows(table.machine(), rows)
         print_table(table.machine(), rows)
         if given.out:
             given.out.mkdir(parents=True, exist_ok=True)
