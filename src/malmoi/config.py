@@ -131,6 +131,7 @@ class ModelConfig(Config):
     generator_share: float = setting(
         0.25, "Width of ELECTRA's generator, as a share of the model's."
     )
+    generator_depth: int = setting(0, "Layers of that generator; 0: the model's.", ge=0)
     dropout: float = setting(0.1, "Dropout of embeddings and of what blocks add.", ge=0, lt=1)
     attention_dropout: float = setting(0.1, "Dropout of attention weights.", ge=0, lt=1)
     init: Literal["normal", "truncated", "xavier", "fan_in"] = setting(

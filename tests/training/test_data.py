@@ -697,8 +697,8 @@ def test_mixture_cycle_is_exact_and_batches_keep_order() -> None:
 def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> None:
     pairs = Pairs(stores.train, 32, 0, specials=Specials())
     how = Masking.of(Vocabulary(), DataConfig(whole_word=whole_word))
-    padded = BertBatches(pairs, how, 0, 0).at(72, 24)
-    packed = BertBatches(pairs, how, 0, 0, packed=True).at(72, 24)
+    padded = BertBatches(pairs, how, 0, 0, own_masks=0.5).at(72, 24)
+    packed = BertBatches(pairs, how, 0, 0, packed=True, own_masks=0.5).at(72, 24)
     assert padded["tokens"].shape[1] % 8 == 0
     total = int(padded["keep"].sum())
     size = packed["tokens"].shape[1]
@@ -717,7 +717,11 @@ def test_packed_and_padded_batches_agree(stores: Stores, whole_word: bool) -> No
         for label, batch in (("a", padded), ("b", packed))
     ]
     assert real[0]["a"].sum() == real[1]["b"].sum() > 24
-    assert np.array_equal(padded["mlm_labels"][real[0]["a"]], packed["mlm_labels"][real[1]["b"]])
+    for name in ("mlm_labels", "own_labels"):
+        assert np.array_equal(padded[name][real[0]["a"]], packed[name][real[1]["b"]])
+    own = padded["own_labels"] != IGNORE_LABEL
+    assert np.array_equal(padded["own_labels"][own], padded["mlm_labels"][own])
+    assert 0.3 < own.sum() / real[0]["a"].sum() < 0.7
     flat = padded["tokens"].reshape(-1)[padded["mlm_slots"][real[0]["a"]]]
     assert np.array_equal(flat, packed["tokens"][0][packed["mlm_slots"][real[1]["b"]]])
     assert (padded["mlm_slots"][~real[0]["a"]] == 0).all()

@@ -19,7 +19,12 @@ from malmoi.model import Network, initialise
 from malmoi.model.families import bert, electra, gpt2
 from malmoi.training.loss_module import LossModule, summarize_validation
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, count_labels, lm, mlm, nsp, objective
-from malmoi.training.losses.base import DETECTION_WEIGHT, MAX_LOGITS, linear_cross_entropy
+from malmoi.training.losses.base import (
+    DETECTION_BESIDE_MLM,
+    DETECTION_WEIGHT,
+    MAX_LOGITS,
+    linear_cross_entropy,
+)
 
 TINY: dict[str, Any] = dict(
     vocab=61, context=24, width=16, depth=2, heads=2, dropout=0.0, attention_dropout=0.0
@@ -228,6 +233,48 @@ def test_replaced_tokens_are_found_by_the_rule_of_clark() -> None:
     (DETECTION_WEIGHT * detection).backward()
     assert all(p.grad is None for p in generator.trunk.blocks.parameters())
     assert net.trunk.embed.token is generator.trunk.embed.token
+
+
+def test_some_masks_are_filled_and_what_the_generator_wrote_into_others_is_found() -> None:
+    """Of `mlm+rtd` by hand: own masks stay, are predicted, and are not judged."""
+    sizes = TINY | dict(hidden=48, init_std=0.3, generator_share=0.5, generator_depth=1)
+    net = initialise(Network(bert(**sizes), {"mlm": 0, "generator": 0, "detect": 0}), 0)
+    generator, batch = net.heads["generator"], bert_batch()
+    assert len(generator.trunk.blocks) == 1
+    own = torch.tensor([False, True, False, False])
+    batch["own_labels"] = torch.where(own, batch["mlm_labels"], IGNORE_LABEL)
+    torch.manual_seed(3)
+    what = objective("mlm+rtd")
+    loss, means = what(ForwardPass.of(net, batch), count_labels(what, batch))
+    inputs = {"segments": batch["segments"], "keep": batch["keep"]}
+    logits = generator(generator.trunk(batch["tokens"], **inputs)).flatten(0, 1)[batch["mlm_slots"]]
+    torch.manual_seed(3)
+    drawn = torch.multinomial(logits.softmax(-1), 1)[:, 0]
+    text = batch["tokens"].flatten().clone()
+    replaced, judged = torch.zeros_like(text), batch["keep"].flatten().clone()
+    for i in (0, 2):
+        slot = batch["mlm_slots"][i]
+        text[slot], replaced[slot] = drawn[i], drawn[i] != batch["mlm_labels"][i]
+    judged[batch["mlm_slots"][1]] = False
+    found = net(text.view_as(batch["tokens"]), heads=("mlm", "detect"), **inputs)
+    filled = found["mlm"].flatten(0, 1)[batch["mlm_slots"]][own]
+    wanted = {
+        "mlm": F.cross_entropy(filled, batch["mlm_labels"][own]),
+        "generator": F.cross_entropy(logits[:3], batch["mlm_labels"][:3]),
+        "detect": F.binary_cross_entropy_with_logits(
+            found["detect"].flatten()[judged], replaced[judged].float()
+        ),
+    }
+    torch.testing.assert_close(means, {name: mean.detach() for name, mean in wanted.items()})
+    torch.testing.assert_close(
+        loss, wanted["mlm"] + wanted["generator"] + DETECTION_BESIDE_MLM * wanted["detect"]
+    )
+    measured = summarize_validation(
+        {name: float(total) for name, total in LossModule(net, what).measure(batch).items()},
+        {"mlm": 1.0, "generator": 1.0, "detect": DETECTION_BESIDE_MLM},
+    )
+    assert measured["mlm_accuracy"] in (0.0, 1.0)
+    assert 0 <= measured["detect_accuracy"] <= 1
 
 
 def gradients(net: Network, what: Any, batches: list[dict[str, Tensor]]) -> list[Tensor]:

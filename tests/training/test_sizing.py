@@ -226,6 +226,21 @@ def test_every_reason_is_given_in_korean_too(tmp_path: Path) -> None:
     assert not [one for one in sized.reasons if translate(one, "ko") == one]
 
 
+def test_a_bert_with_much_compute_detects_replaced_words_too(tmp_path: Path) -> None:
+    """From DETECTING_FLOPS on, unless an objective is given; half as much time for its steps."""
+    corpus = [str(write_corpus(tmp_path / "text.txt", documents=120))]
+    with pretend(replace(this_machine(), flops=1e15)):
+        for settings, wanted in (({}, "mlm+rtd"), ({"objective": "mlm"}, "mlm")):
+            sized = explain_size("bert", corpus, device="cpu", minutes=60, **settings)
+            recipe = sized.recipe
+            assert recipe.objective == wanted
+            assert (recipe.data.mask_rate, recipe.model.generator_depth) == (
+                (0.3, 2) if wanted == "mlm+rtd" else (0.25, 0)
+            )
+            assert not [one for one in sized.reasons if translate(one, "ko") == one]
+    assert explain_size("bert", corpus, device="cpu", minutes=1).recipe.objective == "mlm"
+
+
 def test_what_is_given_decides_what_is_chosen(tmp_path: Path) -> None:
     """A width that seven heads divide, and masked rows that a context of 200 divides into."""
     corpus = [str(write_corpus(tmp_path / "text.txt", documents=120))]

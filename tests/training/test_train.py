@@ -1074,6 +1074,32 @@ def test_an_electra_is_two_folders_to_transformers(corpus: Path, tmp_path: Path)
     assert malmoi.load(tmp_path / "generator").fill("the [MASK] of")
 
 
+def test_a_bert_that_also_detects_is_a_bert_to_transformers_and_goes_on(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = {**TINY, "model.context": 32, **SMALL["bert-tiny-fast"], "train.valid_every": 2}
+    settings |= {"objective": "mlm+rtd", "model.generator_depth": 1, "device": "cpu", "steps": 3}
+    one, two = tmp_path / "one", tmp_path / "two"
+    model = malmoi.pretrain("bert-tiny-fast", data=corpus, out=one, **settings)
+    rows = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
+    assert {"mlm", "generator", "detect"} <= rows[0].keys()
+    assert any({"mlm_accuracy", "detect_accuracy"} <= row.keys() for row in rows)
+    opened = malmoi.load(one)
+    assert set(opened.network.heads) == {"mlm"}
+    assert opened.fill("the [MASK] of") == model.fill("the [MASK] of")
+    assert not (one / "generator").exists()
+    words = transformers.AutoTokenizer.from_pretrained(one)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(one).eval()
+    given = words(["the state of the union"], return_tensors="pt")
+    with torch.no_grad():
+        ours = opened.network(given["input_ids"])["mlm"]
+        torch.testing.assert_close(ours, theirs(**given).logits, rtol=0, atol=1e-5)
+    more = malmoi.pretrain(str(one), data=corpus, out=two, start=one, device="cpu", steps=2)
+    assert set(malmoi.load(two).network.heads) == {"mlm"}
+    before, after = (m.network.trunk.embed.token.weight for m in (opened, more))
+    assert 0 < (before - after).abs().max() < 0.1  # it goes on from there
+
+
 def test_every_recipe_can_be_resolved() -> None:
     for name in RECIPES:
         recipe = resolve_recipe(name, {})

@@ -160,6 +160,8 @@ class PretrainOptions(TypedDict, total=False):
     """Share of the chosen tokens that become [MASK]."""
     mask_random: float
     """Share that becomes a random token; the rest stays."""
+    own_masks: float
+    """Share of the masks that mlm+rtd fills itself; its generator fills the others."""
     whole_word: bool
     """Mask all tokens of a word together."""
     packed: bool | None
@@ -256,6 +258,8 @@ class PretrainOptions(TypedDict, total=False):
     """Every head reads through a dense layer without bias, its activation and a norm (ModernBERT)."""
     generator_share: float
     """Width of ELECTRA's generator, as a share of the model's."""
+    generator_depth: int
+    """Layers of that generator; 0: the model's."""
     dropout: float
     """Dropout of embeddings and of what blocks add."""
     attention_dropout: float

@@ -28,6 +28,9 @@ def write_checkpoint(
 ) -> None:
     """Saves a folder that transformers opens, or Malmoi's own; quantised with a `packing`."""
     folder = Path(folder)
+    if {"generator", "mlm"} <= set(checkpoint.network.heads):  # what helped the network to learn
+        alone = checkpoint.network.without_head("generator").without_head("detect")
+        checkpoint = replace(checkpoint, network=alone)
     if "generator" in checkpoint.network.heads:  # ELECTRA's two networks are two folders
         with output_folder(folder) as place:
             write_checkpoint(_generator(checkpoint), place / "generator", shard_bytes=shard_bytes)

@@ -170,6 +170,7 @@ class Generator(nn.Module):
             heads=max(1, round(c.heads * c.generator_share)),
             hidden=round(c.mlp_width * c.generator_share),
             embed_width=c.token_width,
+            depth=c.generator_depth or c.depth,
         )
         self.trunk = Transformer(self.config)
         for name in ("token", "position", "segment", "norm"):

@@ -212,7 +212,8 @@ def _feed(
         masked = MaskedWindows(source, Masking.of(words, d), seed, cuts)
         kinds = ((d.causal_share, causal), (1 - d.causal_share, masked))
         return PhaseFeed(causal, length, len(source), kinds)
-    batches = BertBatches(source, Masking.of(words, d), words.specials.pad or 0, seed, packed)
+    own = d.own_masks if recipe.samples == "mlm+rtd" else 0.0
+    batches = BertBatches(source, Masking.of(words, d), words.specials.pad or 0, seed, packed, own)
     return PhaseFeed(batches, length, len(source))
 
 

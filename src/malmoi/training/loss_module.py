@@ -12,7 +12,7 @@ from malmoi.model.recurrent import SegmentMemory
 from malmoi.training.device import Execution, uncompiled
 from malmoi.training.feed import PhaseFeed
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, Objective
-from malmoi.training.losses.base import real_tokens
+from malmoi.training.losses.base import judged_tokens
 from malmoi.training.parallel import reshard
 from malmoi.training.recipe import TrainConfig
 
@@ -72,12 +72,12 @@ class LossModule(nn.Module):
         for term in terms:
             sums[f"{term.metric_name}_loss"] = _widest(term.total(done))
             sums[f"{term.metric_name}_count"] = _widest(term.count(batch))
-        if "mlm_labels" in batch:
-            head = next(term.head for term in terms if term.labels == "mlm_labels")
-            sums["mlm_right"] = _right(self.network.heads[head](done.at_masks), batch["mlm_labels"])
+            if term.labels in ("mlm_labels", "own_labels"):
+                scores = self.network.heads[term.head](done.at_masks(term.head))
+                sums[f"{term.metric_name}_right"] = _right(scores, batch[term.labels])
         if done.replaced is not None:
             found = (done.scores("detect") > 0) == done.replaced
-            sums["detect_right"] = _widest((found & real_tokens(batch)).sum())
+            sums["detect_right"] = _widest((found & judged_tokens(batch)).sum())
         if "nsp_labels" in batch and "nsp" in self.network.heads:
             sums["nsp_right"] = _right(done.scores("nsp"), batch["nsp_labels"])
         return sums

@@ -275,14 +275,26 @@ def _begin(recipe: Recipe, words: Tokenizer, origin: RunSources) -> Checkpoint:
         return Checkpoint(initialise(network, recipe.train.seed), words)
     checkpoint = read_checkpoint(origin.start)
     _check_start(checkpoint, words, origin.start, heads)
-    _freeze_others(checkpoint.network, heads)
-    return Checkpoint(checkpoint.network, words, source_config=checkpoint.source_config)
+    network = checkpoint.network
+    if "generator" in heads:  # it begins anew: a model's folder has no part of it
+        m = recipe.model
+        config = replace(
+            network.config, generator_share=m.generator_share, generator_depth=m.generator_depth
+        )
+        classes = dict.fromkeys(heads, 0) | network.classes
+        whole = Network(config, classes, pooler=network.pooler is not None)
+        initialise(whole, recipe.train.seed).load_state_dict(network.state_dict(), strict=False)
+        network = whole
+    _freeze_others(network, heads)
+    return Checkpoint(network, words, source_config=checkpoint.source_config)
 
 
 def _check_start(
     checkpoint: Checkpoint, words: Tokenizer, start: str | Path, heads: Sequence[str]
 ) -> None:
-    missing = next((head for head in heads if head not in checkpoint.network.heads), "")
+    begin_anew = {"generator", "detect"} if "mlm" in checkpoint.network.heads else set()
+    there = begin_anew | set(checkpoint.network.heads)
+    missing = next((head for head in heads if head not in there), "")
     require_that(
         not missing,
         "{start} has no {missing} head, which the objective trains.",

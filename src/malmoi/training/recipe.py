@@ -18,7 +18,7 @@ BUDGETS = ("minutes", "tokens", "epochs", "steps")  # fields of TrainConfig, one
 _require = partial(require, "Invalid recipe")
 
 # objective → the one of ours whose samples it learns from; `malmoi.register_objective` adds to it
-OURS = ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "electra", "translation")
+OURS = ("lm", "bilm", "both", "mlm", "mlm+nsp", "mlm+sop", "mlm+rtd", "electra", "translation")
 OBJECTIVE_SAMPLES: Registry[str] = Registry("objective", {name: name for name in OURS})
 
 
@@ -68,6 +68,12 @@ class DataConfig(Config):
     mask_token: float = setting(0.8, "Share of the chosen tokens that become [MASK].", ge=0, le=1)
     mask_random: float = setting(
         0.1, "Share that becomes a random token; the rest stays.", ge=0, le=1
+    )
+    own_masks: float = setting(
+        0.5,
+        "Share of the masks that mlm+rtd fills itself; its generator fills the others.",
+        gt=0,
+        lt=1,
     )
     whole_word: bool = setting(False, "Mask all tokens of a word together.")
     packed: bool | None = setting(None, "BERT without padding.", shown="if this device benefits")
@@ -236,8 +242,8 @@ class Recipe(Config):
     model: ModelConfig
     objective: str = setting(
         "lm",
-        "What is learnt: lm, bilm, both, mlm, mlm+nsp, mlm+sop, electra, translation, or a "
-        "plugin's.",
+        "What is learnt: lm, bilm, both, mlm, mlm+nsp, mlm+sop, mlm+rtd, electra, translation, or "
+        "a plugin's.",
     )
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)

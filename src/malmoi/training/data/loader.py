@@ -152,6 +152,7 @@ class BertBatches:
     pad: int
     seed: int
     packed: bool = False
+    own_masks: float = 0.0  # the share that the network fills where a generator fills the others
 
     def at(self, first: int, size: int) -> ArrayBatch:
         """Returns the batch of `size` samples starting at `first`."""
@@ -163,7 +164,13 @@ class BertBatches:
         draws = Draws(permutation_key(self.seed, 5), indices)
         corrupted, labels = mask(tokens, maskable, draws, self.masking)
         form = self._packed if self.packed else self._padded
-        return {**form(corrupted, labels, keep, samples), "nsp_labels": samples["labels"]}
+        if self.own_masks:
+            samples["own"] = draws.random(labels.shape) < self.own_masks
+        batch = {**form(corrupted, labels, keep, samples), "nsp_labels": samples["labels"]}
+        if self.own_masks:
+            own = batch.pop("own").reshape(-1)[batch["mlm_slots"]]
+            batch["own_labels"] = np.where(own, batch["mlm_labels"], IGNORE_LABEL)
+        return batch
 
     def _padded(
         self, tokens: NDArray[Any], labels: NDArray[Any], keep: NDArray[Any], samples: ArrayBatch
@@ -172,7 +179,7 @@ class BertBatches:
         labels = _widen(labels, width, IGNORE_LABEL)
         limit = len(tokens) * self.masking.slots(width - 2)
         # pairs have positions that restart in the second language
-        others = ("segments", "positions")
+        others = ("segments", "positions", "own")
         return {
             **{name: _widen(samples[name], width, 0) for name in others if name in samples},
             "tokens": _widen(tokens, width, self.pad),
@@ -190,7 +197,9 @@ class BertBatches:
         places = samples.get("positions", counted)
         limit = int(self.masking.data.mask_rate * (size - 2 * len(tokens))) + len(tokens)
         predicted = _tail(labels[keep], size, IGNORE_LABEL)[0]
+        own = {"own": _tail(samples["own"][keep], size, 0)} if "own" in samples else {}
         return {
+            **own,
             "tokens": _tail(tokens[keep], size, self.pad),
             "segments": _tail(samples["segments"][keep], size, 0),
             "positions": _tail(places[keep], size, 0),

@@ -51,7 +51,10 @@ class ForwardPass:
     def _of_electra(
         cls, network: Network, batch: TensorBatch, inputs: TensorBatch
     ) -> "ForwardPass":
-        """Text whose masks the generator filled, without gradient (Clark et al. 2020 §3.1)."""
+        """Text whose masks the generator filled, without gradient (Clark et al. 2020 §3.1).
+
+        Those that the network fills itself stay.
+        """
         generator = cast(Generator, network.heads["generator"])
         tokens, slots, labels = batch["tokens"], batch["mlm_slots"], batch["mlm_labels"]
         masked = generator.trunk(tokens, **inputs)
@@ -59,6 +62,8 @@ class ForwardPass:
             scores = generator.head(masked.flatten(0, 1)[slots]).float()
             drawn = torch.multinomial(scores.softmax(-1), 1)[:, 0]
             here = labels != IGNORE_LABEL
+            if "own_labels" in batch:
+                here = here & (batch["own_labels"] == IGNORE_LABEL)
             own = tokens.flatten()[slots]
             original = tokens.flatten().index_put((slots,), torch.where(here, labels, own))
             filled = original.index_put((slots,), torch.where(here, drawn, own))
@@ -66,10 +71,10 @@ class ForwardPass:
         hidden = network.hidden(filled.view_as(tokens), **inputs)
         return cls(network, hidden, batch, masked, replaced)
 
-    @property
-    def at_masks(self) -> Tensor:
-        """The hidden states of the tokens to predict [M, D]."""
-        states = self.hidden if self.masked is None else self.masked
+    def at_masks(self, head: str) -> Tensor:
+        """The hidden states that this head reads of the tokens to predict [M, D]."""
+        states = self.masked if head == "generator" else self.hidden
+        assert states is not None
         return states.flatten(0, 1)[self.batch["mlm_slots"]]
 
     def scores(self, head: str) -> Tensor:
@@ -99,7 +104,7 @@ class Term:
             return batch[self.weights].sum()
         if self.labels != "tokens":
             return (batch[self.labels] != IGNORE_LABEL).sum()
-        return real_tokens(batch).sum()
+        return judged_tokens(batch).sum()
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,17 @@ def real_tokens(batch: TensorBatch) -> Tensor:
     return torch.ones_like(batch["tokens"], dtype=torch.bool)
 
 
+def judged_tokens(batch: TensorBatch) -> Tensor:
+    """The real tokens of which the network says whether they were replaced [B, T]: no masks."""
+    real = real_tokens(batch)
+    if "own_labels" not in batch:
+        return real
+    own = batch["own_labels"] != IGNORE_LABEL
+    return real & ~torch.zeros_like(real.flatten()).index_put((batch["mlm_slots"],), own).view_as(
+        real
+    )
+
+
 def lm(smoothing: float = 0.0, weights: str = "") -> Objective:
     """GPT-1 eq. 1: Σ −log P(u_i | u_1 … u_{i−1}), with labels that the batch has shifted by one.
 
@@ -176,15 +192,16 @@ def bilm() -> Objective:
     return lm() + Objective((Term("lm", "lm_labels", backward, name="backward_lm"),))
 
 
-def mlm(head_name: str = "mlm") -> Objective:
+def mlm(head_name: str = "mlm", labels: str = "mlm_labels", name: str = "mlm") -> Objective:
     """Devlin et al. §3.1, task 1: the original of each masked token, only at those slots."""
 
     def total(done: ForwardPass) -> Tensor:
         head = done.network.heads[head_name]
         head = head.head if isinstance(head, Generator) else head
-        return linear_cross_entropy(head.features(done.at_masks), head, done.batch["mlm_labels"])  # type: ignore[operator, arg-type]
+        features = head.features(done.at_masks(head_name))  # type: ignore[operator]
+        return linear_cross_entropy(features, head, done.batch[labels])  # type: ignore[arg-type]
 
-    return Objective((Term(head_name, "mlm_labels", total, name="mlm"),))
+    return Objective((Term(head_name, labels, total, name=name),))
 
 
 def both(causal_share: float = 0.5) -> Objective:
@@ -203,18 +220,25 @@ def nsp() -> Objective:
 
 
 DETECTION_WEIGHT = 50.0  # λ of Clark et al. 2020 eq. 4
+DETECTION_BESIDE_MLM = 10.0  # 50 fills worse and learns no more (docs/lab.md)
 
 
 def detection() -> Objective:
-    """Clark et al. 2020 eq. 3: which tokens did the generator replace? Over all tokens."""
+    """Clark et al. 2020 eq. 3: which tokens did the generator replace? Over all but masks."""
 
     def total(done: ForwardPass) -> Tensor:
         assert done.replaced is not None
         scores = done.scores("detect").float()
         losses = F.binary_cross_entropy_with_logits(scores, done.replaced.float(), reduction="none")
-        return losses.masked_fill(~real_tokens(done.batch), 0.0).sum()
+        return losses.masked_fill(~judged_tokens(done.batch), 0.0).sum()
 
     return Objective((Term("detect", "tokens", total),))
+
+
+def mlm_and_detection() -> Objective:
+    """The network fills some masks and detects what a generator wrote into the others."""
+    filling = mlm(labels="own_labels") + mlm("generator", name="generator")
+    return filling + DETECTION_BESIDE_MLM * detection()
 
 
 OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
@@ -226,6 +250,7 @@ OBJECTIVES: Registry[Callable[..., Objective]] = Registry(
         "translation": lm,  # of the target, given the source
         "mlm": mlm,
         "electra": lambda: mlm("generator") + DETECTION_WEIGHT * detection(),
+        "mlm+rtd": mlm_and_detection,
         "mlm+nsp": lambda: mlm() + nsp(),
         "mlm+sop": lambda: mlm() + nsp(),  # the same head; pairs are swapped instead of drawn
     },

@@ -177,7 +177,7 @@ def _vocabulary_divergence(
 TAUGHT = "taught_labels"  # of a language model that learns from its own mean
 PREDICTING_STATES: dict[str, Callable[[ForwardPass], Tensor]] = {
     "lm_labels": lambda done: done.hidden.flatten(0, 1),
-    "mlm_labels": lambda done: done.at_masks,
+    "mlm_labels": lambda done: done.at_masks("mlm"),
     TAUGHT: lambda done: done.hidden.flatten(0, 1),
 }
 
