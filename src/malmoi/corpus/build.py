@@ -66,8 +66,12 @@ PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a pag
 
 
 def corpus_folder(out: Path) -> RunFolder:
-    others = {"sources": "of other sources", "against": "of other test sets"}
-    others |= {"links": "of other link lists", "good": "with other reference text"}
+    others = {
+        "sources": "of other sources",
+        "against": "of other test sets",
+        "links": "of other link lists",
+        "good": "with other reference text",
+    }
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
@@ -105,9 +109,11 @@ def _forget(out: Path) -> None:
         path.unlink()
 
 
-STEP_FILES = dict.fromkeys(("select", "clean"), "cleaned")
-STEP_FILES |= dict.fromkeys(("menus", "filter", "quality"), "filtered")
-STEP_FILES |= dict.fromkeys(("dedup", "decontaminate"), "lines")
+STEP_FILES = {
+    **dict.fromkeys(("select", "clean"), "cleaned"),
+    **dict.fromkeys(("menus", "filter", "quality"), "filtered"),
+    **dict.fromkeys(("dedup", "decontaminate"), "lines"),
+}
 
 
 @dataclass(frozen=True)

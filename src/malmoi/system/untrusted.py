@@ -20,8 +20,14 @@ D = TypeVar("D")
 T = TypeVar("T")
 _REQUIRED: Any = object()
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-CALLED: dict[type, str] = {str: "a text", int: "a whole number", float: "a number"}
-CALLED |= {bool: "true or false", list: "a list", dict: "an object"}
+CALLED: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class JsonObject(dict[str, Any]):

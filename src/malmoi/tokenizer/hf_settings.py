@@ -198,10 +198,12 @@ def write_tokenizer(
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """A tokenizer_config.json from which transformers rebuilds the same tokenizer."""
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
-    values = {key: value for key, value in settings.items() if key not in DROPPED}
-    # transformers makes every token named here special; a character model's <unk> must remain five
-    # characters of text.
-    values |= {f"{role}_token": name for role, name in names.items() if name in added}
+    values = {
+        **{key: value for key, value in settings.items() if key not in DROPPED},
+        # transformers makes every token named here special; a character model's <unk> must remain
+        # five characters of text.
+        **{f"{role}_token": name for role, name in names.items() if name in added},
+    }
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
             values[key] = list(map(content_of, values[key]))
