@@ -312,9 +312,11 @@ def accuracy_by_examples(
     for shots in scale.shots:
         column = plural(shots, "example")
         groups = {column: seen, f"{INSTRUCTED}: {column}": told, f"{UNSEEN}: {column}": unseen}
-        for name, some in groups.items():
-            if some:
-                scores[name] = fmean(one[shots] for one in some.values())
+        scores |= {
+            name: fmean(one[shots] for one in some.values())
+            for name, some in groups.items()
+            if some
+        }
         scores |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
     first, last = (scores[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
     return {**scores, GAIN: last - first}
