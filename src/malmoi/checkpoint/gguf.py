@@ -40,13 +40,13 @@ MAX_DIMENSIONS = 4
 DAMAGED = "{path} is cut short or damaged: {reason}. Copy or download it again."
 
 
+@dataclass
 class Cursor:
     """Reads bytes sequentially and refuses to read past the end."""
 
-    def __init__(self, data: memoryview, path: Path) -> None:
-        self.data = data
-        self.path = path
-        self.at = 0
+    data: memoryview
+    path: Path
+    at: int = 0
 
     def take(self, size: int) -> memoryview:
         if size > len(self.data) - self.at:  # of every number and text

@@ -110,8 +110,7 @@ def pair_cosines(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[float]
     if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
         raise pairs_needed()
     vectors = sentence_vectors(reading, [text for pair in pairs for text in pair])
-    cosines: list[float] = (vectors[::2] * vectors[1::2]).sum(-1).tolist()
-    return cosines
+    return (vectors[::2] * vectors[1::2]).sum(-1).tolist()
 
 
 def compare_pairs(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[Prediction]:

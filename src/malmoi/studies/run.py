@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from malmoi import __version__
 from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.messages import StatusLog, msg, plural, quiet_logs
@@ -362,8 +364,6 @@ def _outcomes(
 
 def _do(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
     """Returns the number of the signal that stopped it, or 0; `Stopped` itself does not pickle."""
-    import torch
-
     try:
         job(cell, kept, device)
     except Stopped as stopped:
@@ -386,8 +386,6 @@ def _do_apart(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
 
 
 def _worker_ready(threads: int) -> None:
-    import torch
-
     # signals are handled by the main process; training in a worker also saves and stops on its own
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
