@@ -136,6 +136,7 @@ def test_the_command_names_its_folder_by_the_rows(
     run_command([*named, "--unlabelled", more])
     said = capsys.readouterr().err
     assert "nothing is evaluated." in said
+    assert "evaluation rows" not in said
     assert "0 rows" not in said
     assert malmoi.load("runs/more").predict("warm").label in ("good", "bad")
     rows = "".join(f"{row['text']},{row['label']}\n" for row in ROWS)

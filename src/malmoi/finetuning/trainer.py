@@ -218,9 +218,10 @@ class FinetuneTrainer(Loop):
         )
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
-        shown = msg("evaluation rows" if rows == "judged" else rows)
-        step = self.state.step
-        self.log.line("step {step:,}, {shown}: {words}", step=step, shown=shown, words=words)
+        if outcome.metrics:
+            shown = msg("evaluation rows" if rows == "judged" else rows)
+            step = self.state.step
+            self.log.line("step {step:,}, {shown}: {words}", step=step, shown=shown, words=words)
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:
