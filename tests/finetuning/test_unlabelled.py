@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import custom_task

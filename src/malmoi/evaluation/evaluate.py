@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome

@@ -10,7 +10,7 @@ import torch
 
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import require_that
 from malmoi.evaluation.features import AnswerItem, TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt

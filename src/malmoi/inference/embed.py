@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import explained, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.prompt import truncate_text

@@ -142,6 +142,11 @@ def read_object(path: Path) -> JsonObject:
     return parse_object(read_text(path), str(path))
 
 
+def read_optional_object(path: Path) -> JsonObject:
+    """The object of a file; empty where there is none."""
+    return read_object(path) if path.is_file() else JsonObject({}, str(path))
+
+
 def parse_object(text: str, where: str) -> JsonObject:
     """The object of a JSON text; `where` names it in errors."""
     value = parse(text, where)
