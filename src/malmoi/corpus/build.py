@@ -32,15 +32,11 @@ from malmoi.corpus.columns import (
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
-from malmoi.corpus.filter import (
-    LinkList,
-    QualityScorer,
-    check_language,
-    sample_texts,
-    selection_record,
-)
+from malmoi.corpus.filter import check_language
+from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
+from malmoi.corpus.quality import QualityScorer, sample_texts
 from malmoi.corpus.steps import (
     BuildFolder,
     Execution,

@@ -30,15 +30,10 @@ from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
-from malmoi.corpus.filter import (
-    LinkList,
-    QualityScorer,
-    blocked_domains,
-    broken_rules,
-    low_quality,
-    selected,
-)
+from malmoi.corpus.filter import broken_rules
+from malmoi.corpus.links import LinkList, blocked_domains, selected
 from malmoi.corpus.ngrams import HashedTexts, seeded_hashes
+from malmoi.corpus.quality import QualityScorer, low_quality
 from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
