@@ -83,11 +83,10 @@ class Cursor:
         ensure_whole(format, self.path, reason, kind=kind, at=self.at)
         size = struct.calcsize(format)
         count = self.count("values", size) if several else 1
-        values = (
-            [self.text() for _ in range(count)]
-            if kind == TEXT_TYPE
-            else list(struct.unpack(f"<{count}{format}", self.take(count * size)))
-        )
+        if kind == TEXT_TYPE:
+            values = [self.text() for _ in range(count)]
+        else:
+            values = list(struct.unpack(f"<{count}{format}", self.take(count * size)))
         return values if several else values[0]
 
 

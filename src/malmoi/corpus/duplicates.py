@@ -55,7 +55,8 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
 
 
 def _polynomial(hashes: HashArray) -> np.uint64:
-    return np.uint64((hashes * np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]).sum())
+    powers = np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]
+    return np.uint64((hashes * powers).sum())
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
@@ -157,6 +158,5 @@ def duplicates(
 ) -> tuple[IndexArray, IndexArray]:
     """For each document its exact and its near duplicate among earlier ones; −1: none."""
     equal = exact_duplicates(exact)
-    return equal, near_duplicates(
-        signatures, config.rows, config.similar, np.flatnonzero(equal < 0)
-    )
+    left = np.flatnonzero(equal < 0)
+    return equal, near_duplicates(signatures, config.rows, config.similar, left)

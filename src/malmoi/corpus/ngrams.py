@@ -121,7 +121,8 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
     """Which values are in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
-    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
+    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
+    return np.equal(nearest, values)
 
 
 @cache

@@ -166,9 +166,8 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         shard = decontaminated(shard, overlaps, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     draws = seeded_hashes(shard.places, work.config.seed)
-    write_arrays(
-        work.path(number, "sizes.npz"), {"characters": shard.texts.characters, "draws": draws}
-    )
+    sizes = {"characters": shard.texts.characters, "draws": draws}
+    write_arrays(work.path(number, "sizes.npz"), sizes)
     others = {"source": run_lengths(shard.sources), "control": count_control_names(shard.texts)}
     with atomic_write(work.path(number, "lines")) as file:
         for batch in shard.batches():

@@ -132,11 +132,10 @@ class FinetuneTrainer(Loop):
         """A batch in pinned memory, from which captured steps copy it, or on the device."""
         items = [self.items[i] for i in places]
         batch = collate(items, self.network.config, lm=self.settings.lm > 0)
-        sent = (
-            {name: tensor.pin_memory() for name, tensor in batch.items()}
-            if isinstance(self.learn, StepReplay)
-            else sent_to(self.group.device, batch)
-        )
+        if isinstance(self.learn, StepReplay):
+            sent = {name: tensor.pin_memory() for name, tensor in batch.items()}
+        else:
+            sent = sent_to(self.group.device, batch)
         return MicroBatch(sent, batch["tokens"].numel())
 
     def event(self, loss: float, phase: int) -> Progress:

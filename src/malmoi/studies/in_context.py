@@ -162,9 +162,8 @@ UNSEEN_RULES = (  # compositions of two rules: never in training
 
 def held_out(value: Any) -> bool:
     """Whether an item is reserved for questions, by a hash, so the same in every process."""
-    return (
-        int.from_bytes(blake2b(str(value).encode(), digest_size=8).digest()) % HELD_OUT_EVERY == 0
-    )
+    digest = blake2b(str(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HELD_OUT_EVERY == 0
 
 
 @dataclass(frozen=True)
@@ -424,15 +423,8 @@ def in_context_figure(results: StudyResults) -> str:
         told = _line(results, row, columns, f"{INSTRUCTED}: ")
         lines[f"{name}, {INSTRUCTED}"] = Line(told.points, beside=name, dashed=True)
         lines[name] = _line(results, row, columns)
-    return standalone_svg(
-        chart(
-            lines,
-            "examples in context",
-            "exact answers in % (dashed: with the instruction)",
-            size=(820, 380),
-            even=True,
-        )
-    )
+    up = "exact answers in % (dashed: with the instruction)"
+    return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
 
 
 def _line(results: StudyResults, row: str, columns: Sequence[str], before: str = "") -> Line:

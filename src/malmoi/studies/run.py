@@ -127,12 +127,9 @@ def _sources(cell: Cell) -> list[str | Path]:
 
 
 def _digest(value: object) -> str:
-    return hashlib.blake2b(
-        json.dumps(
-            [__version__, value], sort_keys=True, ensure_ascii=False, default=_plain
-        ).encode(),
-        digest_size=10,
-    ).hexdigest()
+    told = [__version__, value]
+    text = json.dumps(told, sort_keys=True, ensure_ascii=False, default=_plain)
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
 def _plain(value: object) -> object:
@@ -291,9 +288,8 @@ def run_cells(
     """Trains all missing models, then measures: timed training shares the machine with nothing."""
     for name in ("models", "cells"):
         (kept / name).mkdir(parents=True, exist_ok=True)
-    missing = list(
-        {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}.values()
-    )
+    found = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
+    missing = list(found.values())
     models = list({model_key(c): c for c in missing if not _is_trained(c, kept)}.values())
     failed: list[str] = []
     began = time.monotonic()

@@ -345,9 +345,8 @@ def free_memory() -> int:
     if pretended != detect().memory:
         return pretended
     meminfo = Path("/proc/meminfo")
-    found = re.search(
-        r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE
-    )
+    text = meminfo.read_text() if meminfo.exists() else ""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return min(pretended, int(found[1]) * 1024) if found else pretended
 
 

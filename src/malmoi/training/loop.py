@@ -316,7 +316,8 @@ class Loop(ABC):
 
     def shrink(self, error: RuntimeError) -> None:
         """Out of memory: halves the micro-batch, if the objective does not compare its rows."""
-        if self.micro == 1 or not all(term.divisible for term in self.loss_module.objective.terms):
+        divisible = all(term.divisible for term in self.loss_module.objective.terms)
+        if self.micro == 1 or not divisible:
             raise error
         self.micro //= 2
         self.network.zero_grad()

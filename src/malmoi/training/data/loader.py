@@ -69,11 +69,10 @@ def mask(tokens: Ints, maskable: Bools, rng: Draws, how: Masking) -> tuple[Ints,
     maskable = maskable.reshape(flat.shape)
     total = maskable.sum(axis=1)
     count = np.minimum(np.maximum(np.rint(how.data.mask_rate * total).astype(np.int64), 1), total)
-    chosen = (
-        _tokens(maskable, count, rng)
-        if how.starts is None
-        else _words(maskable, how.starts[flat], count, rng)
-    )
+    if how.starts is None:
+        chosen = _tokens(maskable, count, rng)
+    else:
+        chosen = _words(maskable, how.starts[flat], count, rng)
     labels = np.where(chosen, flat, IGNORE_LABEL)
     dice = rng.random(flat.shape)
     other = how.ordinary[(rng.random(flat.shape) * len(how.ordinary)).astype(np.int64)]
