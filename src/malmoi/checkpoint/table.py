@@ -286,14 +286,9 @@ def resolve_rules(config: ModelConfig) -> dict[str, Any]:
 
 def function_of(config: ModelConfig) -> dict[str, Any]:
     """The fields that decide which function a model computes: not initialisation or dropout."""
-    training_only = (
-        "dropout",
-        "attention_dropout",
-        "init",
-        "init_std",
-        "residual_init",
-        "generator_share",
-    )
+    training_only = {
+        "dropout", "attention_dropout", "init", "init_std", "residual_init", "generator_share",
+    }  # fmt: skip
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
     unused = {"rotary_base": 0.0, "local_rotary_base": 0.0, "rotary_scaling": ""}
     return values | ({} if config.positions == "rotary" else unused)

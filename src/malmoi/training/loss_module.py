@@ -83,7 +83,7 @@ class LossModule(nn.Module):
         return sums
 
 
-def add_to(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
+def add_by_name(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
     """Adds numbers to those of the same names; a new name begins with its number."""
     for name, value in more.items():
         totals[name] = totals[name] + value if name in totals else value
@@ -134,7 +134,7 @@ def validate(
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
         for micro in valid.of_each_kind(i * size, size, execution.device):
             with execution.computing(), uncompiled():
-                add_to(sums, loss_module.measure(micro.tensors))
+                add_by_name(sums, loss_module.measure(micro.tensors))
     reshard(loss_module)
     weights = {term.metric_name: term.weight for term in loss_module.objective.terms}
     return summarize_validation({name: float(value) for name, value in sums.items()}, weights)
