@@ -16,8 +16,13 @@ from malmoi.system.limits import (
     shown,
 )
 
-LARGEST: dict[str, float] = {"depth": MAX_LAYERS, "encoder_depth": MAX_LAYERS}
-LARGEST |= {"context": MAX_CONTEXT_TOKENS, "rotary_base": math.inf, "local_rotary_base": math.inf}
+LARGEST: dict[str, float] = {
+    "depth": MAX_LAYERS,
+    "encoder_depth": MAX_LAYERS,
+    "context": MAX_CONTEXT_TOKENS,
+    "rotary_base": math.inf,
+    "local_rotary_base": math.inf,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +228,11 @@ class ModelConfig(Config):
     @property
     def _table_bytes(self) -> int:
         """Bytes of computed position tables, whose size no weights file can confirm."""
-        widths = {"rotary": self.size_per_head}
-        widths |= dict.fromkeys(("sinusoidal", "sinusoidal_halves"), self.token_width)
+        widths = {
+            "rotary": self.size_per_head,
+            "sinusoidal": self.token_width,
+            "sinusoidal_halves": self.token_width,
+        }
         tables = 2 if self.local_rotary_base else 1
         return 4 * tables * self.context * widths.get(self.positions, 0)
 

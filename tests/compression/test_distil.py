@@ -27,10 +27,10 @@ from malmoi.tokenizer import train_tokenizer
 from malmoi.training.losses import IGNORE_LABEL, ForwardPass, mlm
 from malmoi.training.losses.distil import (
     MAX_SCORES,
-    TEXT_DISTILLERS,
     Distillation,
     distillation_loss,
     divergence,
+    text_distiller,
 )
 
 TINY: dict[str, Any] = dict(
@@ -42,6 +42,7 @@ FAMILIES = {
     "gpt2": (gpt2(**TINY), "lm"),
     "llama": (llama(**TINY, hidden=32), "lm"),
 }
+TEXT_DISTILLERS = {head: text_distiller(head, f"{head}_labels") for head in ("lm", "mlm")}
 GOOD, BAD = "a good fine great film", "a bad poor weak film"
 ROWS = "text,label\n" + "".join(
     f"{text},{name}\n" for text, name in [(GOOD, "yes"), (BAD, "no")] * 16

@@ -26,13 +26,8 @@ from malmoi.corpus.duplicates import (
     signature,
     signatures_of,
 )
-from malmoi.corpus.filter import (
-    QualityScorer,
-    are_in_language,
-    broken_rules,
-    pareto_draw,
-    text_stats,
-)
+from malmoi.corpus.filter import are_in_language, broken_rules, text_stats
+from malmoi.corpus.quality import QualityScorer, pareto_draw
 from malmoi.corpus.steps import Execution
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.system.files import folder_lock

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.features import TrainingItem
 from malmoi.finetuning.few_labels import fit_logistic_head

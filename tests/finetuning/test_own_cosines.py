@@ -8,7 +8,7 @@ import pytest
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError
 from malmoi.evaluation.task import Example
 from malmoi.finetuning.own_cosines import taught_pairs

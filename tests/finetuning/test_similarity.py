@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import malmoi
-from malmoi.checkpoint.folder import SentencePooling, write_sentence_pooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling, write_sentence_pooling
 from malmoi.cli import run_command
 from malmoi.cli.predict import predictions
 from malmoi.cli.row_files import add_to_file

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.evaluation.kinds import custom_task
@@ -136,6 +136,7 @@ def test_the_command_names_its_folder_by_the_rows(
     run_command([*named, "--unlabelled", more])
     said = capsys.readouterr().err
     assert "nothing is evaluated." in said
+    assert "evaluation rows" not in said
     assert "0 rows" not in said
     assert malmoi.load("runs/more").predict("warm").label in ("good", "bad")
     rows = "".join(f"{row['text']},{row['label']}\n" for row in ROWS)

@@ -8,7 +8,7 @@ import pytest
 
 import malmoi
 from malmoi.checkpoint import Checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.cli import run_command
 from malmoi.errors import UsageError
 from malmoi.inference.predict import Prediction

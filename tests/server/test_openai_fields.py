@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from live_server import TEXTS, Live, bert_with, gpt_folder
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.inference import Model, load
 from malmoi.tokenizer import train_tokenizer
 

@@ -17,7 +17,6 @@ from malmoi.errors import UsageError, require_known, require_that
 from malmoi.model import Network
 from malmoi.tokenizer import Tokenizer
 
-LinearPart = tuple[str, int, int]  # a linear map of a block, and the start and stop of its rows
 # a vocabulary starts with its commonest words; initial tokens are drawn from these (Lester 2021
 # §3.2)
 COMMON_WORD_COUNT = 5000
@@ -51,8 +50,11 @@ def fold_adapter(network: Network) -> None:
 # ------------------------------------------------------------------ LoRA
 
 
-def block_parts(c: ModelConfig) -> dict[str, LinearPart]:
-    """A block's linear maps by name; query, key and value share one weight, as do gate and up."""
+def block_parts(c: ModelConfig) -> dict[str, tuple[str, int, int]]:
+    """A block's linear maps by name, each with the start and stop of its rows.
+
+    Query, key and value share one weight, as do gate and up.
+    """
     q = c.heads * c.size_per_head
     k = c.key_heads * c.size_per_head
     m = c.mlp_width

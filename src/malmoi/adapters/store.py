@@ -15,7 +15,7 @@ from malmoi.adapters import peft
 from malmoi.adapters.attach import fold_adapter
 from malmoi.adapters.config import AdapterConfig
 from malmoi.checkpoint import Checkpoint, read_checkpoint, table_for
-from malmoi.checkpoint.folder import read_model_json
+from malmoi.checkpoint.read_folder import read_model_json
 from malmoi.checkpoint.table import Table, function_of
 from malmoi.checkpoint.translate import check_finite, check_labels, check_type, is_tied
 from malmoi.checkpoint.weights import read_file, write_tensors
@@ -28,7 +28,7 @@ from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.result import plain
 from malmoi.system.storage import address, local_path
-from malmoi.system.untrusted import JsonObject
+from malmoi.system.untrusted import JsonObject, read_optional_object
 from malmoi.tokenizer import Tokenizer
 
 INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -181,9 +181,7 @@ def _open(folder: Path) -> AdapterFolder:
     for name, tensor in tensors.items():
         check_type(tensor, name, folder)
         check_finite(tensor, name, folder)
-    return AdapterFolder(
-        folder, config, read_model_json(folder / ADAPTER_RECORD, required=False), tensors
-    )
+    return AdapterFolder(folder, config, read_optional_object(folder / ADAPTER_RECORD), tensors)
 
 
 def _base(found: AdapterFolder) -> Checkpoint:

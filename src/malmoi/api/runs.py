@@ -63,27 +63,6 @@ def pretrain(
         return run_pretraining(recipe, data=data, out=out, **merge_settings(options))
 
 
-@overload
-def finetune(
-    model: AnyModel,
-    task: "str | Task | None",
-    data: "RowSource",
-    out: str | Path,
-    dev: "RowSource | None" = None,
-    *,
-    progress: ProgressCallback | None = None,
-    **options: Unpack[FinetuneOptions],
-) -> "FinetuneResult": ...
-@overload
-def finetune(
-    model: AnyModel,
-    *,
-    data: "RowSource",
-    out: str | Path,
-    dev: "RowSource | None" = None,
-    progress: ProgressCallback | None = None,
-    **options: Unpack[FinetuneOptions],
-) -> "FinetuneResult": ...
 @lists_options(FinetuneOptions)
 def finetune(
     model: AnyModel,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from malmoi.checkpoint.folder import Checkpoint, read_checkpoint
+from malmoi.checkpoint.read_folder import Checkpoint, read_checkpoint
 from malmoi.system.lazy import lazy_names
 
 if TYPE_CHECKING:

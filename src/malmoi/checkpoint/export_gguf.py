@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from malmoi.checkpoint.folder import Checkpoint
 from malmoi.checkpoint.gguf import LLAMA_KEYS, ROPE_FACTORS, SIZES, gguf_package, tensor_names
 from malmoi.checkpoint.hf_tables import GPT2_TABLE, LLAMA_TABLE
+from malmoi.checkpoint.read_folder import Checkpoint
 from malmoi.checkpoint.table import Table, function_of, resolve_rules
 from malmoi.checkpoint.translate import to_hf
 from malmoi.checkpoint.weights import dense

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from malmoi.checkpoint.folder import Checkpoint
+from malmoi.checkpoint.read_folder import Checkpoint
 from malmoi.errors import ensure, explained, require_known, require_that
 from malmoi.kernels.int8 import is_quantized
 from malmoi.messages import quiet_logs

@@ -40,13 +40,13 @@ MAX_DIMENSIONS = 4
 DAMAGED = "{path} is cut short or damaged: {reason}. Copy or download it again."
 
 
+@dataclass
 class Cursor:
     """Reads bytes sequentially and refuses to read past the end."""
 
-    def __init__(self, data: memoryview, path: Path) -> None:
-        self.data = data
-        self.path = path
-        self.at = 0
+    data: memoryview
+    path: Path
+    at: int = 0
 
     def take(self, size: int) -> memoryview:
         if size > len(self.data) - self.at:  # of every number and text
@@ -83,11 +83,10 @@ class Cursor:
         ensure_whole(format, self.path, reason, kind=kind, at=self.at)
         size = struct.calcsize(format)
         count = self.count("values", size) if several else 1
-        values = (
-            [self.text() for _ in range(count)]
-            if kind == TEXT_TYPE
-            else list(struct.unpack(f"<{count}{format}", self.take(count * size)))
-        )
+        if kind == TEXT_TYPE:
+            values = [self.text() for _ in range(count)]
+        else:
+            values = list(struct.unpack(f"<{count}{format}", self.take(count * size)))
         return values if several else values[0]
 
 

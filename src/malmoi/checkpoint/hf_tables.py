@@ -68,9 +68,11 @@ def read_scaling(theirs: Mapping[str, Any]) -> dict[str, str]:
 def write_scaling(ours: Mapping[str, Any]) -> dict[str, Any]:
     """Under the current name, and as `rope_scaling`, the only name transformers 4 knows."""
     kind, _, rest = ours["rotary_scaling"].partition(":")
-    rule: dict[str, Any] = {"rope_type": kind or "default"}
-    for name, number in zip(SCALING_NUMBERS.get(kind, ()), rest.split(","), strict=False):
-        rule[name] = int(float(number)) if name in WHOLE_NUMBERS else float(number)
+    numbers = zip(SCALING_NUMBERS.get(kind, ()), rest.split(","), strict=False)
+    rule = {"rope_type": kind or "default"} | {
+        name: int(float(number)) if name in WHOLE_NUMBERS else float(number)
+        for name, number in numbers
+    }
     places = (PLACE, "rope_scaling.") if kind else (PLACE,)
     return {place + name: value for place in places for name, value in rule.items()}
 
@@ -128,8 +130,11 @@ def _gpt_layers() -> list[TensorRule]:
 
 
 def _mlm(dense: str, norm: str, *scores: str) -> list[TensorRule]:
-    parts = [("heads.mlm.dense", dense), ("heads.mlm.norm", norm)]
-    parts += [("heads.mlm", name) for name in scores]
+    parts = [
+        ("heads.mlm.dense", dense),
+        ("heads.mlm.norm", norm),
+        *(("heads.mlm", name) for name in scores),
+    ]
     return [rule for ours, theirs in parts for rule in affine(ours, theirs, head="mlm")]
 
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from malmoi.checkpoint.folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint, write_sentence_pooling
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
 from malmoi.checkpoint.quantized import Packing, is_linear_there, state_of
+from malmoi.checkpoint.read_folder import OWN_MODEL_TYPE, TOKEN_IDS, Checkpoint
+from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.checkpoint.table import Table
 from malmoi.checkpoint.translate import empty, fill_network, is_tied, to_hf
 from malmoi.checkpoint.weights import Weight, dense, write_weights

@@ -215,8 +215,11 @@ class Table:
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         full = resolve_rules(config)
-        theirs = {**self.only} | {f.theirs: f.write(full[f.ours]) for f in self.fields}
-        theirs |= {name: full[ours] for name, ours in self.write.items()}
+        theirs = {
+            **self.only,
+            **{f.theirs: f.write(full[f.ours]) for f in self.fields},
+            **{name: full[ours] for name, ours in self.write.items()},
+        }
         for group in self.groups:
             theirs |= group.write(full)
         return _nested(theirs)
@@ -283,8 +286,10 @@ def resolve_rules(config: ModelConfig) -> dict[str, Any]:
 
 def function_of(config: ModelConfig) -> dict[str, Any]:
     """The fields that decide which function a model computes: not initialisation or dropout."""
-    training_only = {"dropout", "attention_dropout", "init", "init_std", "residual_init"}
-    training_only |= {"generator_share", "generator_depth"}
+    training_only = {
+        *("dropout", "attention_dropout", "init", "init_std", "residual_init"),
+        *("generator_share", "generator_depth"),
+    }
     values = {k: v for k, v in resolve_rules(config).items() if k not in training_only}
     unused = {"rotary_base": 0.0, "local_rotary_base": 0.0, "rotary_scaling": ""}
     return values | ({} if config.positions == "rotary" else unused)

@@ -88,8 +88,13 @@ def distil_command(
     Example: malmoi compress distil --model runs/sst2 --task sst2 --data train.tsv --dev dev.tsv
     --out runs/sst2-3
     """
-    options |= {**budget, "settings": cli.changes_of(settings), "data": data}
-    options |= {"task": _task(task, columns), "dev": dev or None}
+    options |= {
+        **budget,
+        "settings": cli.changes_of(settings),
+        "data": data,
+        "task": _task(task, columns),
+        "dev": dev or None,
+    }
     _shrink("distil", model, out, options, json)
 
 

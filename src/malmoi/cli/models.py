@@ -241,11 +241,10 @@ def score_command(
 
     Example: malmoi score --model runs/tiny-gpt "The capital of France is" " Paris" " Rome"
     """
-    rows = (
-        [(texts[0], text) for text in texts[1:]]
-        if texts and texts != ["-"]
-        else cli.input_pairs(None)
-    )
+    if texts and texts != ["-"]:
+        rows = [(texts[0], text) for text in texts[1:]]
+    else:
+        rows = cli.input_pairs(None)
     require_that(
         rows, "There is nothing to score: after the context, give at least one continuation."
     )

@@ -23,7 +23,7 @@ from malmoi.system.paths import names_file
 from malmoi.system.result import plain
 from malmoi.system.storage import remote_url
 from malmoi.text.lines import uncompressed_name
-from malmoi.text.rows import DataRow, any_rows
+from malmoi.text.rows import DataRow, any_rows, has_rows
 
 
 def predict_command(
@@ -169,8 +169,6 @@ def _line(text: Any, answer: Any, *, scored: bool) -> str:
 
 def _names_file(text: str) -> bool:
     """Whether a text is a file name: an existing file, or one word with a known suffix."""
-    from malmoi.text.rows import has_rows
-
     return names_file(text) or (len(text.split()) == 1 and has_rows(Path(text)))
 
 

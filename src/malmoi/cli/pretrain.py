@@ -59,8 +59,10 @@ def pretrain_command(
 
     Example: malmoi pretrain bert-tiny texts/ notes/*.txt.gz -o runs/bert --minutes 30
     """
-    changes: dict[str, Any] = dict(cli.changes_of(settings))
-    changes |= {f"train.{name}": value for name, value in budget.items()}
+    changes: dict[str, Any] = {
+        **cli.changes_of(settings),
+        **{f"train.{name}": value for name, value in budget.items()},
+    }
     named, sources = recipe_and_sources(words, data)
     if "data.text" not in changes:
         changes |= _guessed_column(sources)

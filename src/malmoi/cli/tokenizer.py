@@ -59,7 +59,7 @@ def extend_command(
     Example: malmoi tokenizer extend --model runs/gpt --data bills/ --add 2000 -o runs/gpt-ko
     """
     from malmoi.checkpoint import read_checkpoint, write_checkpoint
-    from malmoi.checkpoint.folder import grow_vocabulary
+    from malmoi.checkpoint.larger_vocabulary import grow_vocabulary
     from malmoi.text.documents import read_documents, require_documents
     from malmoi.tokenizer.extend import extend_tokenizer
     from malmoi.tokenizer.training import first_texts

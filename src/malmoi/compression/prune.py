@@ -40,7 +40,6 @@ ROWS_PER_BATCH = 8
 MAX_SAMPLE_TOKENS = 512
 SampleBatch = Mapping[str, Tensor]
 # (name in the block, tensor) → what remains of that tensor
-PrunedPart = Callable[[str, Tensor], Tensor]
 
 
 def prune_model(model: str | Path, out: str | Path, **options: Any) -> CompressionResult:
@@ -261,16 +260,21 @@ def _largest(sizes: Tensor, count: int) -> Tensor:
 
 @torch.no_grad()
 def _rebuilt(
-    network: Network, config: ModelConfig, layers: Sequence[int], parts: Sequence[PrunedPart]
+    network: Network,
+    config: ModelConfig,
+    layers: Sequence[int],
+    parts: Sequence[Callable[[str, Tensor], Tensor]],
 ) -> Network:
     """A network with this config from what remains of these layers, all else unchanged."""
     pooler = network.pooler is not None and network.features is None
     smaller = empty(config, network.classes, pooler=pooler, features=network.features)
     state = network.state_dict().items()
     weights = {name: tensor for name, tensor in state if not name.startswith("trunk.blocks.")}
-    for i, (layer, part) in enumerate(zip(layers, parts, strict=True)):
-        for name, tensor in network.trunk.blocks[layer].state_dict().items():
-            weights[f"trunk.blocks.{i}.{name}"] = part(name, tensor).contiguous()
+    weights |= {
+        f"trunk.blocks.{i}.{name}": part(name, tensor).contiguous()
+        for i, (layer, part) in enumerate(zip(layers, parts, strict=True))
+        for name, tensor in network.trunk.blocks[layer].state_dict().items()
+    }
     fill_network(smaller, weights, Path(), {})
     return smaller.eval()
 

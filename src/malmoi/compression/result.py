@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.checkpoint.hf_tables import GPT2_TABLE
+from malmoi.checkpoint.read_folder import OWN_MODEL_TYPE, read_model_json
 from malmoi.compression.options import JudgedOptions
 from malmoi.config import ModelConfig
 from malmoi.errors import require_that

@@ -32,15 +32,11 @@ from malmoi.corpus.columns import (
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets
 from malmoi.corpus.duplicates import duplicates
-from malmoi.corpus.filter import (
-    LinkList,
-    QualityScorer,
-    check_language,
-    sample_texts,
-    selection_record,
-)
+from malmoi.corpus.filter import check_language
+from malmoi.corpus.links import LinkList, selection_record
 from malmoi.corpus.mix import NamedSource, benchmark_files, named_sources
 from malmoi.corpus.ngrams import HashArray
+from malmoi.corpus.quality import QualityScorer, sample_texts
 from malmoi.corpus.steps import (
     BuildFolder,
     Execution,
@@ -66,8 +62,12 @@ PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a pag
 
 
 def corpus_folder(out: Path) -> RunFolder:
-    others = {"sources": "of other sources", "against": "of other test sets"}
-    others |= {"links": "of other link lists", "good": "with other reference text"}
+    others = {
+        "sources": "of other sources",
+        "against": "of other test sets",
+        "links": "of other link lists",
+        "good": "with other reference text",
+    }
     return RunFolder(out, "corpus.json", "corpus", can_restart=True, unreadable=others)
 
 
@@ -105,9 +105,11 @@ def _forget(out: Path) -> None:
         path.unlink()
 
 
-STEP_FILES = dict.fromkeys(("select", "clean"), "cleaned")
-STEP_FILES |= dict.fromkeys(("menus", "filter", "quality"), "filtered")
-STEP_FILES |= dict.fromkeys(("dedup", "decontaminate"), "lines")
+STEP_FILES = {
+    **dict.fromkeys(("select", "clean"), "cleaned"),
+    **dict.fromkeys(("menus", "filter", "quality"), "filtered"),
+    **dict.fromkeys(("dedup", "decontaminate"), "lines"),
+}
 
 
 @dataclass(frozen=True)

@@ -135,11 +135,8 @@ def _repeated(lines: Counter[str]) -> dict[str, int]:
 
 def menus(lines: Counter[str], documents: int, config: CorpusConfig) -> list[str]:
     """The lines that are boilerplate, because they occur in too many of a source's documents."""
-    return sorted(
-        line
-        for line, count in lines.items()
-        if count >= max(config.menu_documents, config.menu_share * documents)
-    )
+    limit = max(config.menu_documents, config.menu_share * documents)
+    return sorted(line for line, count in lines.items() if count >= limit)
 
 
 def without_menus(shard: Shard, menus: Mapping[str, Collection[str]], stats: StepStats) -> Shard:

@@ -72,7 +72,8 @@ def _table(path: Path) -> Iterator[BenchmarkRow]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    return filter(None, (line.strip() for _, line in read_lines(path, lambda number, why: None)))
+    lines = (line.strip() for _, line in read_lines(path, lambda number, why: None))
+    return filter(None, lines)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -26,7 +26,6 @@ from malmoi.system.bits import mix_bits
 RUNS_PER_BLOCK = 1 << 11  # n-grams hashed together, so that they stay in the cache
 TEXTS_PER_BLOCK = 1 << 16  # whose band keys are computed together
 Signatures = NDArray[np.uint32]
-DuplicateIndices = NDArray[np.int64]
 
 
 def signatures_of(group: HashedTexts, config: CorpusConfig) -> tuple[HashArray, Signatures]:
@@ -56,7 +55,8 @@ def _exact_hashes(group: HashedTexts) -> HashArray:
 
 
 def _polynomial(hashes: HashArray) -> np.uint64:
-    return np.uint64((hashes * np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]).sum())
+    powers = np.full(len(hashes), BASE, np.uint64).cumprod()[::-1]
+    return np.uint64((hashes * powers).sum())
 
 
 def signature(runs: HashArray, hashes: int) -> Signatures:
@@ -95,7 +95,7 @@ def _pairs(hashes: int) -> tuple[Signatures, Signatures]:
     return factors | np.uint32(1), terms
 
 
-def exact_duplicates(exact: HashArray) -> DuplicateIndices:
+def exact_duplicates(exact: HashArray) -> IndexArray:
     """For each text the first with the same hash, or −1 if it is the first."""
     _, first, group = np.unique(exact, return_index=True, return_inverse=True)
     found = first[group].astype(np.int64)
@@ -105,7 +105,7 @@ def exact_duplicates(exact: HashArray) -> DuplicateIndices:
 
 def near_duplicates(
     signatures: Signatures, rows: int, share: float, among: IndexArray | None = None
-) -> DuplicateIndices:
+) -> IndexArray:
     """For each text an earlier kept one that shares `share` of its hashes, or −1.
 
     Only texts that share a band of `rows` hashes are compared (LSH, Indyk and Motwani 1998), and
@@ -141,7 +141,7 @@ def _bands(signatures: Signatures, rows: int) -> Iterator[HashArray]:
         yield keys
 
 
-def _meeting(signatures: Signatures, rows: int, among: IndexArray) -> DuplicateIndices:
+def _meeting(signatures: Signatures, rows: int, among: IndexArray) -> IndexArray:
     """Those of these texts that share a band's key with another of them."""
     shared = np.zeros(len(among), bool)
     for keys in _bands(signatures, rows):
@@ -155,9 +155,8 @@ def _meeting(signatures: Signatures, rows: int, among: IndexArray) -> DuplicateI
 
 def duplicates(
     exact: HashArray, signatures: Signatures, config: CorpusConfig
-) -> tuple[DuplicateIndices, DuplicateIndices]:
+) -> tuple[IndexArray, IndexArray]:
     """For each document its exact and its near duplicate among earlier ones; −1: none."""
     equal = exact_duplicates(exact)
-    return equal, near_duplicates(
-        signatures, config.rows, config.similar, np.flatnonzero(equal < 0)
-    )
+    left = np.flatnonzero(equal < 0)
+    return equal, near_duplicates(signatures, config.rows, config.similar, left)

@@ -1,20 +1,13 @@
-"""Steps 2 and 3, filter and quality: rules that ordinary prose passes in any script (Rae et al.
-2021, appendix A), and GPT-3's classifier of good against raw text (Brown et al. 2020, appendix A).
-"""
+"""Step 2, filter: rules that ordinary prose passes in any script (Rae et al. 2021, appendix A)."""
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from malmoi.corpus.columns import IndexArray, Reasons, Shard, StepStats, TextColumn
+from malmoi.corpus.columns import IndexArray, Reasons, TextColumn
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import (
     LAST_CODE,
@@ -28,13 +21,8 @@ from malmoi.corpus.ngrams import (
     letter_table,
     native_ngrams,
     random_odd,
-    seeded_hash,
 )
-from malmoi.errors import ensure, require_known, require_that
-from malmoi.messages import StatusLog, msg, plural
-from malmoi.text.records import checked_column, number_of
-from malmoi.text.rows import any_rows
-from malmoi.text.sources import FileSource
+from malmoi.errors import require_known
 
 Flags = NDArray[np.bool_]
 
@@ -265,190 +253,3 @@ def broken_rules(texts: HashedTexts, config: CorpusConfig) -> Reasons:
         for name, rule in reversed(FILTER_RULES.items()):
             found[np.flatnonzero(is_long)[rule(stats, config)]] = name
     return found
-
-
-# ------------------------------------------------------------------ quality
-
-FEATURE_BITS = 18  # 2^18 features
-TRAINING_EPOCHS = 5
-LEARNING_RATE = 0.5  # of AdaGrad
-MAX_RATED_CHARACTERS = 1 << 16  # characters of a document that are scored
-HashedFeatures = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-
-def hashed_features(text: str) -> HashedFeatures:
-    """Hashed words with 1 + log of their counts, normalised to length 1."""
-    hashes = hash_words(text[:MAX_RATED_CHARACTERS]).hashes >> np.uint64(64 - FEATURE_BITS)
-    found, counts = np.unique(hashes, return_counts=True)
-    values = 1 + np.log(counts)
-    return found.astype(np.int64), values / max(float(np.sqrt((values**2).sum())), 1.0)
-
-
-@dataclass(frozen=True)
-class QualityScorer:
-    """A logistic regression; the last weight is the bias."""
-
-    weights: NDArray[np.float64]
-
-    def __call__(self, text: str) -> float:
-        return _chance(self.weights, hashed_features(text))
-
-    @classmethod
-    def fit(cls, good: Sequence[str], raw: Sequence[str], seed: int = 0) -> "QualityScorer":
-        """Trains on equally many good and raw texts with AdaGrad (Duchi et al. 2011)."""
-        number = min(len(good), len(raw))
-        require_that(
-            number >= 2,
-            "The quality classifier needs good and raw documents; there are {good} and {raw}.",
-            good=len(good),
-            raw=len(raw),
-        )
-        rows = [
-            (hashed_features(text), label)
-            for label, texts in ((1, good), (0, raw))
-            for text in (texts[len(texts) * place // number] for place in range(number))
-        ]
-        weights = np.zeros(2**FEATURE_BITS + 1)
-        seen = np.full(2**FEATURE_BITS + 1, 1e-8)
-        random = np.random.default_rng(seed)
-        for _ in range(TRAINING_EPOCHS):
-            for place in random.permutation(len(rows)):
-                _step(weights, seen, *rows[place])
-        return cls(weights)
-
-
-def _chance(weights: NDArray[np.float64], row: HashedFeatures) -> float:
-    return float(1 / (1 + np.exp(-(weights[row[0]] @ row[1] + weights[-1]))))
-
-
-def _step(
-    weights: NDArray[np.float64], seen: NDArray[np.float64], row: HashedFeatures, label: int
-) -> None:
-    at = np.append(row[0], 2**FEATURE_BITS)
-    slope = (_chance(weights, row) - label) * np.append(row[1], 1.0)
-    seen[at] += slope**2
-    weights[at] -= LEARNING_RATE * slope / np.sqrt(seen[at])
-
-
-def sample_texts(texts: Iterable[str], total: int, number: int) -> list[str]:
-    """About `number` of `total` texts, evenly spaced."""
-    return list(islice(islice(texts, 0, None, max(total // number, 1)), number))
-
-
-def low_quality(texts: HashedTexts, scorer: QualityScorer, config: CorpusConfig) -> Reasons:
-    """Keeps good texts, and some others: those with pareto(9) > 1 − score; "quality": dropped."""
-    draws = (pareto_draw(text, config.pareto, config.seed) for text in texts.texts)
-    found = zip(draws, map(scorer, texts.texts), strict=True)
-    return np.array(["" if draw > 1 - score else "quality" for draw, score in found], object)
-
-
-def pareto_draw(text: str, pareto: float, seed: int) -> float:
-    """A Pareto (Lomax) number like numpy's, determined by the seed and the text alone."""
-    uniform = (seeded_hash(text, seed) + 1) / 2.0**64
-    return float(uniform ** (-1 / pareto) - 1)
-
-
-# ------------------------------------------------------------------ links
-
-logger = StatusLog(__name__)
-WEBTEXT_BLOCKS = ("wikipedia.org",)
-NO_DOMAIN = "none"
-COLUMNS = ("url", "score")  # of a link list
-
-
-def url_key(url: str) -> str:
-    """A URL without what seldom changes the page: scheme, www., fragment, last slash."""
-    try:
-        parts = urlsplit(url.strip())
-    except ValueError:  # not a URL
-        return ""
-    host = parts.netloc.lower().removeprefix("www.")
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{host}{parts.path.rstrip('/')}{query}" if host else ""
-
-
-@dataclass(frozen=True)
-class LinkList:
-    """Hashes of the URLs of a link list, sorted: those that scored enough, and the others."""
-
-    good: HashArray
-    low: HashArray
-
-    @classmethod
-    def read(cls, path: Path, min_score: float) -> "LinkList":
-        """Reads a table with the columns url and score; a URL counts with its best score."""
-        good, low = array("Q"), array("Q")
-        bad: list[str] = []
-        for place, key, score in _links(path):
-            if key and score is not None:
-                (good if score >= min_score else low).append(seeded_hash(key, 0))
-            else:
-                bad.append(place)
-        if bad:
-            rows = plural(len(bad), "row")
-            logger.warning("{rows} without URL or score, first {place}.", rows=rows, place=bad[0])
-        ensure(good, "No URL of {path} has a score of {n:g} or more.", path=path, n=min_score)
-        return cls(*(np.unique(np.frombuffer(values, np.uint64)) for values in (good, low)))
-
-    def reason_against(self, url: str, min_score: float) -> str:
-        if not url:
-            return "no URL"
-        value = np.array([seeded_hash(url_key(url), 0)], np.uint64)
-        if is_among(value, self.good)[0]:
-            return ""
-        low = is_among(value, self.low)[0]
-        return msg("score below {min_score:g}", min_score=min_score) if low else "not in the links"
-
-
-def _links(path: Path) -> Iterator[tuple[str, str, float | None]]:
-    for number, row in enumerate(any_rows(path, COLUMNS)):
-        for name in COLUMNS if not number and row.values else ():
-            checked_column(path, name, list(row.values))
-        url, score = (row.values.get(name, "") for name in COLUMNS)
-        yield row.place, url_key(str(url)), number_of(score)
-
-
-def blocked_domains(config: CorpusConfig) -> frozenset[str]:
-    """The domains that are left out: listed, in files with one per line, or WebText's."""
-    given = config.block_domains or (WEBTEXT_BLOCKS if config.links else ())
-    found: set[str] = set()
-    for entry in given:
-        lines = Path(entry).read_text("utf-8").split() if Path(entry).is_file() else [entry]
-        found.update(line.lower().removeprefix("www.") for line in lines)
-    return frozenset(found - {NO_DOMAIN})
-
-
-def selection_record(config: CorpusConfig) -> dict[str, object]:
-    """What determines the selection besides the settings; empty if all documents are kept."""
-    path = config.links
-    require_that(
-        not path or Path(path).is_file(), "The link list {path} does not exist.", path=path
-    )
-    links = FileSource(Path(path), "").fingerprint() if path else []
-    domains = sorted(blocked_domains(config))
-    return {"links": [links, seeded_hash("\n".join(domains), 0)]} if links or domains else {}
-
-
-def is_blocked(domain: str, blocked: frozenset[str]) -> bool:
-    parts = domain.split(".")
-    return any(".".join(parts[at:]) in blocked for at in range(len(parts)))
-
-
-def selected(
-    shard: Shard,
-    links: LinkList | None,
-    blocked: frozenset[str],
-    min_score: float,
-    stats: StepStats,
-) -> Shard:
-    """The documents whose domain is not blocked and whose URL was linked with enough score."""
-
-    def reason(url: str) -> str:
-        domain = (
-            url_key(url).partition("/")[0].partition("?")[0].rpartition("@")[2].partition(":")[0]
-        )
-        if url and is_blocked(domain, blocked):
-            return "blocked domain"
-        return links.reason_against(url, min_score) if links else ""
-
-    return stats.kept(shard, np.array(list(map(reason, shard.urls)), object))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from malmoi.corpus.columns import IndexArray
 from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.messages import msg
@@ -20,7 +21,6 @@ from malmoi.text.lines import uncompressed_name
 from malmoi.text.records import number_of
 from malmoi.text.sources import FileSource, format_of, resolve_source
 
-CopyCounts = NDArray[np.int64]
 SAME_SIZE_TOLERANCE = 0.02  # sizes that differ by less count as equal
 
 
@@ -71,7 +71,7 @@ class SourceShare:
         )
 
 
-def copy_counts(lengths: CopyCounts, draws: NDArray[np.uint64], epochs: float) -> CopyCounts:
+def copy_counts(lengths: IndexArray, draws: NDArray[np.uint64], epochs: float) -> IndexArray:
     """How often each document is written: ⌊epochs⌋ times, plus once for the smallest draws."""
     whole = int(epochs)
     found = np.full(len(lengths), whole, np.int64)

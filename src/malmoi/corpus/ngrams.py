@@ -26,7 +26,6 @@ NATIVE = {  # function of ngrams.c → its number of arguments
 }
 BASE = 0x9E3779B97F4A7C15  # of hashes of many words, polynomials modulo 2⁶⁴
 HashArray = NDArray[np.uint64]
-CodePoints = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,8 @@ def is_among(values: HashArray, known: HashArray) -> NDArray[np.bool_]:
     """Which values are in a sorted array."""
     if not len(known):
         return np.zeros(len(values), bool)
-    return np.equal(known[np.minimum(np.searchsorted(known, values), len(known) - 1)], values)
+    nearest = known[np.minimum(np.searchsorted(known, values), len(known) - 1)]
+    return np.equal(nearest, values)
 
 
 @cache
@@ -131,7 +131,7 @@ def random_odd(count: int, seed: int = 0) -> HashArray:
     return mix_bits(numbers + np.uint64(seed)) | np.uint64(1)
 
 
-def code_points(text: str) -> CodePoints:
+def code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
@@ -151,7 +151,7 @@ def letter_table() -> NDArray[np.bool_]:
     return np.array([unicodedata.category(chr(code))[0] in "LM" for code in range(LAST_CODE + 1)])
 
 
-def are_letters(codes: CodePoints) -> NDArray[np.bool_]:
+def are_letters(codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
     return letter_table()[np.minimum(codes, LAST_CODE)]
 
 

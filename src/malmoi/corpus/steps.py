@@ -30,15 +30,10 @@ from malmoi.corpus.columns import Reasons, Shard, StepStats, count_control_names
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.decontaminate import BenchmarkSets, Spans, decontaminated
 from malmoi.corpus.duplicates import signatures_of
-from malmoi.corpus.filter import (
-    LinkList,
-    QualityScorer,
-    blocked_domains,
-    broken_rules,
-    low_quality,
-    selected,
-)
+from malmoi.corpus.filter import broken_rules
+from malmoi.corpus.links import LinkList, blocked_domains, selected
 from malmoi.corpus.ngrams import HashedTexts, seeded_hashes
+from malmoi.corpus.quality import QualityScorer, low_quality
 from malmoi.errors import MalmoiError, require_known, require_that
 from malmoi.system.files import atomic_write, write_text
 from malmoi.system.packages import optional_package
@@ -171,9 +166,8 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         shard = decontaminated(shard, overlaps, work.config, tallies["decontaminate"])
     account = {step: stats.to_dict() for step, stats in tallies.items()}
     draws = seeded_hashes(shard.places, work.config.seed)
-    write_arrays(
-        work.path(number, "sizes.npz"), {"characters": shard.texts.characters, "draws": draws}
-    )
+    sizes = {"characters": shard.texts.characters, "draws": draws}
+    write_arrays(work.path(number, "sizes.npz"), sizes)
     others = {"source": run_lengths(shard.sources), "control": count_control_names(shard.texts)}
     with atomic_write(work.path(number, "lines")) as file:
         for batch in shard.batches():

@@ -322,8 +322,15 @@ def _accuracies(result: FinetuneResult) -> list[float]:
 def _tune(story: Story, name: str, model: str = "", **how: Any) -> FinetuneResult:
     task = custom_task("classification", text="text", label=TASK)
     data, dev = (_rows_file(story, part) for part in ("train", "dev"))
-    how = {"seeds": story.plan.seeds, "seed": story.plan.seed, "overwrite": True, **how}
-    how |= {"batch": 16, "steps": story.plan.updates, **({} if model else {"lr": 1e-3})}
+    how = {
+        "seeds": story.plan.seeds,
+        "seed": story.plan.seed,
+        "overwrite": True,
+        **how,
+        "batch": 16,
+        "steps": story.plan.updates,
+        **({} if model else {"lr": 1e-3}),
+    }
     return run_finetuning(model or story.out / "bert", task, data, story.out / name, dev, **how)
 
 

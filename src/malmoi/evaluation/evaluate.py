@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.evaluation.examples import NEEDS_FILE, load_examples, require_labels, unseen_labels
 from malmoi.evaluation.features import ExamplePrediction, Outcome
@@ -229,10 +229,9 @@ def evaluate_few_shot(
 
 def in_context_config(asking: dict[str, Any]) -> InContextConfig:
     """A config from options by name; a misspelt name gets a suggestion."""
+    known = InContextConfig.__dataclass_fields__
     for name in asking:
-        require_known(
-            name, InContextConfig.__dataclass_fields__, "evaluate has no setting {name!r}.{hint}"
-        )
+        require_known(name, known, "evaluate has no setting {name!r}.{hint}")
     return InContextConfig(**{name: value for name, value in asking.items() if value is not None})
 
 
@@ -348,12 +347,11 @@ def calibration(outcome: Outcome, temperature: float) -> dict[str, Any]:
     right = [gold == one.prediction for gold, one in zip(outcome.labels, outcome.said, strict=True)]
     sure = [one.score for one in outcome.said]
     colder = (apply_temperature(one.probabilities, 1 / temperature) for one in outcome.said)
+    raw = [max(chances.values()) for chances in colder]
     return {
         "temperature": temperature,
         "error": calibration_error(right, sure),
-        "error_without_temperature": calibration_error(
-            right, [max(chances.values()) for chances in colder]
-        ),
+        "error_without_temperature": calibration_error(right, raw),
         "bins": [asdict(one) for one in calibration_bins(right, sure)],
     }
 

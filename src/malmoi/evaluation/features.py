@@ -239,9 +239,8 @@ def _items(
     examples: Sequence[Example], view: FeatureView, labels: Sequence[Any]
 ) -> Iterator[TrainingItem]:
     texts = [(e.text, e.pair or "", *e.choices) for e in examples]
-    rows = iter(
-        view.tokenizer.rows([text for some in texts for text in some], max_tokens=view.length)
-    )
+    flat = [text for some in texts for text in some]
+    rows = iter(view.tokenizer.rows(flat, max_tokens=view.length))
     for some, label in zip(texts, labels, strict=True):
         yield TrainingItem(tuple(next(rows) for _ in some), label)
 

@@ -76,9 +76,8 @@ def guess_task(
             data=data,
         )
         return task_on_columns(name or "", **columns), None
-    found = guess_columns(
-        data, kind=name, **{key: columns.get(key) for key in ("text", "pair", "label")}
-    )
+    named = {key: columns.get(key) for key in ("text", "pair", "label")}
+    found = guess_columns(data, kind=name, **named)
     columns |= dict(text=found.text, pair=found.pair, label=found.label)
     columns["separator"] = columns.get("separator") or found.separator
     return task_on_columns(found.kind, **columns), found

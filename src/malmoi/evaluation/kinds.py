@@ -175,7 +175,8 @@ def _no_prompt(*_: Any) -> Any:
 
 def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) -> Task:
     """Limits a written answer to a little more than the longest that is learnt from."""
-    longest = max(map(len, tokenizer.ids([text for e in examples for text in e.label or ()])))
+    texts = [text for e in examples for text in e.label or ()]
+    longest = max(map(len, tokenizer.ids(texts)))
     return replace(task, max_answer_tokens=longest + longest // 4 + SPARE_TOKENS)
 
 

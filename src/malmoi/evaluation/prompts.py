@@ -162,9 +162,8 @@ def write_prompt(task: Task, example: Example) -> TaskPrompt:
 @cache
 def templates() -> dict[str, dict[str, dict[str, Any]]]:
     """All templates by task and name."""
-    return tomllib.loads(
-        (files("malmoi.evaluation.in_context") / "templates.toml").read_text("utf-8")
-    )
+    found = files("malmoi.evaluation.in_context") / "templates.toml"
+    return tomllib.loads(found.read_text("utf-8"))
 
 
 def templated(task: Task, name: str | None) -> Task:

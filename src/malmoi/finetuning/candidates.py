@@ -20,7 +20,7 @@ from malmoi.finetuning.task_data import FinetuneData
 from malmoi.messages import StatusLog, joined, msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import read_object
 
 logger = StatusLog(__name__)
 
@@ -173,8 +173,6 @@ class Comparison:
 def read_tried(out: Path) -> dict[str, Tried]:
     """The candidates tried in a folder by name; none if nothing was compared."""
     path = out / RECORD
-    if not path.is_file():
-        return {}
-    rows = JsonObject(read_object(path), str(path)).list_of("trials", dict)
+    rows = read_object(path).list_of("trials", dict) if path.is_file() else []
     tried = [Tried(**{**row, "gain": row["gain"] and Gain(**row["gain"])}) for row in rows]
     return {one.name: one for one in tried}

@@ -35,7 +35,6 @@ from malmoi.messages import StatusLog
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
 from malmoi.system.optimizers import lean
-from malmoi.system.progress import tracked
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
 
@@ -379,15 +378,14 @@ def _prompt_scores(work: FinetuneData, prompts: Sequence[Verbalizer]) -> tuple[T
     """log P of the words after each prompt [P, n, N], and content-free biases [P, N]."""
     start = work.start
     rows = len(work.held)
-    texts = [(row.text, row.pair or "") for row in work.held]
-    texts += [(one, one) for one in predict.CONTENT_FREE]
-    found = []
-    said = prompts[0].said
-    # one text at a time: its prompts share its tokens
-    for [i] in tracked(([i] for i in range(len(texts))), "finetune", len(texts)):
-        queries = [words.query(*texts[i]) for words in prompts]
-        found.append(predict.word_logprobs(start.network, start.required_tokenizer, queries, said))
-    logs = torch.stack(found, 1).double().log_softmax(-1)
+    texts = [
+        *((row.text, row.pair or "") for row in work.held),
+        *((one, one) for one in predict.CONTENT_FREE),
+    ]
+    found = predict.prompt_logprobs(
+        start.network, start.required_tokenizer, prompts, texts, "finetune"
+    )
+    logs = found.transpose(0, 1).contiguous().double().log_softmax(-1)
     return logs[:, :rows], torch.stack([predict.content_free_bias(one) for one in logs[:, rows:]])
 
 

@@ -157,9 +157,10 @@ def run_all(
             value = f"{measure} {found.mean:.4f} ± {found.deviation:.4f}"
             logger.info("{runs} runs: {value} (standard deviation).", runs=len(runs), value=value)
         write_results(work, kept, runs, out)
-    # with its folder, which knows the task and its columns
-    whole = replace(kept.checkpoint, source=out.absolute())
-    usable = read_with_adapter(out, device=work.device) if is_adapter(out) else whole
+    if is_adapter(out):
+        usable = read_with_adapter(out, device=work.device)
+    else:  # with its folder, which knows the task and its columns
+        usable = replace(kept.checkpoint, source=out.absolute())
     metrics = [run.outcome.metrics for run in (kept, *runs)]
     return FinetuneResult(
         metrics[0], tuple(metrics[1:]), out, Model(usable), kept.steps, work.protocol

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.evaluation.evaluate import predict_and_score
 from malmoi.evaluation.features import FeatureView, Outcome, TrainingItem
 from malmoi.evaluation.kinds import encode_examples, head_kind

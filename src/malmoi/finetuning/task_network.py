@@ -10,7 +10,7 @@ import torch
 
 from malmoi.adapters.attach import attach_adapter
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import require_that
 from malmoi.evaluation.features import AnswerItem, TrainingItem
 from malmoi.evaluation.kinds import head_kind, task_prompt
@@ -102,11 +102,13 @@ def _reading_settings(
     output = head_kind(task).output
     length = min(settings.length or MAX_ROW_TOKENS, context)
     facts = {**task_facts(task), "length": length, "stride": min(settings.stride, length)}
-    facts |= {"both": True} if causal and task.both_orders else {}
-    facts |= {"choice_apart": True} if causal and output is CHOICE else {}
-    facts |= {"problem_type": output.problem_type} if output.problem_type else {}
-    facts |= {"answer_tokens": task.max_answer_tokens} if output is WRITING else {}
-    return facts
+    where_they_hold = {
+        "both": causal and task.both_orders,
+        "choice_apart": causal and output is CHOICE,
+        "problem_type": output.problem_type,
+        "answer_tokens": task.max_answer_tokens if output is WRITING else None,
+    }
+    return facts | {name: value for name, value in where_they_hold.items() if value}
 
 
 def _check_writer(start: Checkpoint, settings: FinetuneConfig) -> None:

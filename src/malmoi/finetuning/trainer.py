@@ -132,11 +132,10 @@ class FinetuneTrainer(Loop):
         """A batch in pinned memory, from which captured steps copy it, or on the device."""
         items = [self.items[i] for i in places]
         batch = collate(items, self.network.config, lm=self.settings.lm > 0)
-        sent = (
-            {name: tensor.pin_memory() for name, tensor in batch.items()}
-            if isinstance(self.learn, StepReplay)
-            else sent_to(self.group.device, batch)
-        )
+        if isinstance(self.learn, StepReplay):
+            sent = {name: tensor.pin_memory() for name, tensor in batch.items()}
+        else:
+            sent = sent_to(self.group.device, batch)
         return MicroBatch(sent, batch["tokens"].numel())
 
     def event(self, loss: float, phase: int) -> Progress:
@@ -218,9 +217,10 @@ class FinetuneTrainer(Loop):
         )
         columns = dict(seconds=round(seconds, 3), judging_seconds=judging, rows=rows)
         words = self.log_metrics(outcome.metrics, **columns)
-        shown = msg("evaluation rows" if rows == "judged" else rows)
-        step = self.state.step
-        self.log.line("step {step:,}, {shown}: {words}", step=step, shown=shown, words=words)
+        if outcome.metrics:
+            shown = msg("evaluation rows" if rows == "judged" else rows)
+            step = self.state.step
+            self.log.line("step {step:,}, {shown}: {words}", step=step, shown=shown, words=words)
         return outcome
 
     def _keep_if_best(self, outcome: Outcome) -> None:

@@ -22,5 +22,7 @@ else:
         writing="Reply",
     )
 
-__all__ = ["Answer", "Fill", "Model", "MultiLabelPrediction", "Prediction", "Reply", "Score"]
-__all__ += ["Span", "load"]
+__all__ = [
+    "Answer", "Fill", "Model", "MultiLabelPrediction", "Prediction", "Reply", "Score", "Span",
+    "load",
+]  # fmt: skip

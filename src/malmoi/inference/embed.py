@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
@@ -110,8 +110,7 @@ def pair_cosines(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[float]
     if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
         raise pairs_needed()
     vectors = sentence_vectors(reading, [text for pair in pairs for text in pair])
-    cosines: list[float] = (vectors[::2] * vectors[1::2]).sum(-1).tolist()
-    return cosines
+    return (vectors[::2] * vectors[1::2]).sum(-1).tolist()
 
 
 def compare_pairs(reading: Predictor, pairs: Sequence[TextOrPair]) -> list[Prediction]:

@@ -9,8 +9,8 @@ import torch
 
 from malmoi.adapters.store import read_with_adapter
 from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from malmoi.checkpoint.folder import write_sentence_pooling
 from malmoi.checkpoint.save_folder import model_json
+from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import require_known, require_that
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter

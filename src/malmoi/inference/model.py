@@ -313,11 +313,10 @@ class Model(LanguageModel, Interpretation):
         head = self.network.language_head or "lm"
         self._require_head(head, "give logits")
         # a BERT is asked about its masks, so [MASK] in the text is parsed as the token
-        encoding = (
-            require_fit(self.tokenizer.encode_masked(text), self.config.context)
-            if head == "mlm"
-            else self._encoded(text, truncate=False)
-        )
+        if head == "mlm":
+            encoding = require_fit(self.tokenizer.encode_masked(text), self.config.context)
+        else:
+            encoding = self._encoded(text, truncate=False)
         inputs = model_inputs(self.network, [encoding])
         scores: torch.Tensor = self.network(**inputs, heads=(head,))[head][0]
         return scores.float().cpu().numpy()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from malmoi.checkpoint import Checkpoint
-from malmoi.checkpoint.folder import SentencePooling
+from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import explained, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.prompt import truncate_text
@@ -28,7 +28,6 @@ from malmoi.text.rows import BadRow, has_rows, records_of, rows_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow
 
 TextOrPair = str | tuple[str, str]
-ChoiceQuestion = tuple[Any, ...]  # (text, choices) or (text, question, choices)
 FRAME_TOKENS = 4  # three special tokens of a pair, and one for a space that may become a token
 CONTENT_FREE = ("N/A", "", "[MASK]")  # texts that say nothing (Zhao et al. 2021 §5)
 MASKED_ENDING = "."  # a BERT reads what follows the words, and without it ends the sentence there
@@ -277,7 +276,7 @@ def _pooled(reading: Predictor, texts: Sequence[TextOrPair]) -> Tensor:
     return pool_texts(reading.network, rows)
 
 
-def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Prediction]:
+def answer_choices(reading: Predictor, questions: Sequence[tuple[Any, ...]]) -> list[Prediction]:
     """Predicts the most likely choice of each (text, choices) or (text, question, choices)."""
     known = not any(isinstance(one, str) or isinstance(one[-1], str) for one in questions)
     require_that(known, "This model chooses an answer: give (text, choices), or --choice for each.")
@@ -289,7 +288,7 @@ def answer_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> l
     return found
 
 
-def score_choices(reading: Predictor, questions: Sequence[ChoiceQuestion]) -> list[Tensor]:
+def score_choices(reading: Predictor, questions: Sequence[tuple[Any, ...]]) -> list[Tensor]:
     """One score per choice of each question; every choice is scored separately after its text."""
     parts = [(q[0], q[1] if len(q) == 3 else "", q[-1]) for q in questions]
     room = reading.max_tokens if reading.choice_apart else None
@@ -375,14 +374,26 @@ def verbalizer_scores(
         queries = [words.query(*one) for one in asked]
         return _calibrated(words, word_logprobs(network, tokenizer, queries, words.said))
     ways = (words, *words.also)
-    found = []
+    logs = prompt_logprobs(network, tokenizer, ways, asked, "predict")
+    scores = (
+        torch.stack([_calibrated(*pair) for pair in zip(ways, some, strict=True)]) for some in logs
+    )
+    return torch.stack([some.log_softmax(-1).mean(0) for some in scores])
+
+
+def prompt_logprobs(
+    network: Network,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Verbalizer],
+    texts: Sequence[tuple[str, str]],
+    verb: str,
+) -> Tensor:
+    """log P of the first prompt's words after each prompt of each text [texts, prompts, N]."""
     # one text at a time: its prompts share its tokens
-    for [i] in tracked(([i] for i in range(len(asked))), "predict", len(asked)):
-        queries = [way.query(*asked[i]) for way in ways]
-        logs = word_logprobs(network, tokenizer, queries, words.said)
-        scores = torch.stack([_calibrated(*pair) for pair in zip(ways, logs, strict=True)])
-        found.append(scores.log_softmax(-1).mean(0))
-    return torch.stack(found)
+    each = tracked(([i] for i in range(len(texts))), verb, len(texts))
+    queries = ([one.query(*texts[i]) for one in prompts] for [i] in each)
+    said = prompts[0].said
+    return torch.stack([word_logprobs(network, tokenizer, some, said) for some in queries])
 
 
 def _calibrated(words: Verbalizer, logprobs: Tensor) -> Tensor:

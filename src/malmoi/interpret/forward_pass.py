@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ HEAD_TOKENS = 128  # positions whose logits are held at the same time
 READ_HEADS = [name for name in HEADS if name in LABEL_HEADS | VOCABULARY_HEADS]
 Interventions = Sequence[Intervention]
 Reading = Literal["causal", "masked"]
-AttentionArray = np.ndarray[Any, np.dtype[np.float32]]
 AnyModel = TypeVar("AnyModel", bound=LoadedModel)
 
 
@@ -58,7 +57,7 @@ class AttentionMaps:
     words: list[int | None]  # the word each token belongs to; None: no word, such as [CLS]
     segments: list[int]  # 1 for the second text of a pair
     # [L, H, T, T]: a query's row sums to 1, minus its attention to soft tokens before the text
-    weights: AttentionArray
+    weights: Float32Array
 
 
 def chosen_reader(model: AnyModel, reading: Reading | None) -> AnyModel:
@@ -95,7 +94,7 @@ def word_groups(seen: AttentionMaps) -> list[list[int]]:
     return [list(places) for _, places in groupby(range(len(seen.tokens)), key=word)]
 
 
-def by_words(weights: AttentionArray, groups: Sequence[Sequence[int]]) -> AttentionArray:
+def by_words(weights: Float32Array, groups: Sequence[Sequence[int]]) -> Float32Array:
     """Attention *to* a word is summed, *from* it averaged (Clark et al. 2019 §4.1)."""
     columns = np.stack([weights[..., group].sum(-1) for group in groups], -1)
     return np.stack([columns[..., group, :].mean(-2) for group in groups], -2)

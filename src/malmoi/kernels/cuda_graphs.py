@@ -15,7 +15,6 @@ from torch import Tensor
 
 WARM_UPS = 3  # the first calls choose kernels and allocate workspaces, which must not be recorded
 CACHE_WIDTHS = (128, 256, 512, 1024)
-GraphStep = Callable[..., Tensor]  # of a shape: whole numbers
 MAX_GRAPHS = 64  # captured shapes of training; batches of further shapes run eagerly
 Tensors = dict[str, Any]  # inputs and labels of one pass
 Losses = dict[str, Tensor]  # of a step: the loss, and that of each term if there are several
@@ -24,12 +23,15 @@ Losses = dict[str, Tensor]  # of a step: the loss, and that of each term if ther
 class GraphPool:
     """Runs a step of some shape: captured and replayed on a GPU, called directly elsewhere.
 
-    `state` holds the tensors that the step changes; they are restored after the warm-up. What it
-    returns is overwritten by the next run, since graphs share their memory. `plain_runs` of each
-    shape come before it is captured: what occurs once is not worth a graph.
+    A shape is some whole numbers. `state` holds the tensors that the step changes; they are
+    restored after the warm-up. What it returns is overwritten by the next run, since graphs share
+    their memory. `plain_runs` of each shape come before it is captured: what occurs once is not
+    worth a graph.
     """
 
-    def __init__(self, step: GraphStep, state: tuple[Tensor, ...], plain_runs: int = 0) -> None:
+    def __init__(
+        self, step: Callable[..., Tensor], state: tuple[Tensor, ...], plain_runs: int = 0
+    ) -> None:
         self.step = step
         self.state = state
         self.plain_runs = plain_runs

@@ -406,11 +406,11 @@ def is_quantized(network: nn.Module) -> bool:
 def plain_state(network: Network) -> dict[str, Tensor | Packed]:
     """A network's weights under the names they have in an unquantised network."""
     found: dict[str, Tensor | Packed] = {**network.state_dict()}
-    for name, module in network.named_modules():
-        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
-            found[f"{name}.weight"] = (
-                module.weight if isinstance(module, QuantizedLinear) else module.packed
-            )
+    found |= {
+        f"{name}.weight": module.weight if isinstance(module, QuantizedLinear) else module.packed
+        for name, module in network.named_modules()
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding)
+    }
     for head_name, head in network.heads.items():
         prefix = f"heads.{head_name}."
         for part in ("product.", "head.") if isinstance(head, QuantizedVocabulary) else ():

@@ -11,5 +11,7 @@ from malmoi.metrics.registry import (
     score_predictions,
 )
 
-__all__ = ["METRICS", "MeanWithError", "goodness", "is_better", "mean_with_error", "metrics_like"]
-__all__ += ["labels", "score_predictions", "texts"]
+__all__ = [
+    "METRICS", "MeanWithError", "goodness", "is_better", "labels", "mean_with_error",
+    "metrics_like", "score_predictions", "texts",
+]  # fmt: skip

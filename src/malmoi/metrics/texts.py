@@ -18,7 +18,8 @@ from malmoi.metrics.registry import Golds, NumberSeq, check_paired, compares, f_
 @lru_cache(maxsize=100_000)  # golds recur at every evaluation
 def normalize_answer(text: str) -> str:
     """SQuAD's normalization: lowercase, without punctuation, articles and extra whitespace."""
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_UNPOINTED)).split())
+    bare = text.lower().translate(_UNPOINTED)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 _UNPOINTED = str.maketrans("", "", string.punctuation)

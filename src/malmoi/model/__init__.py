@@ -24,6 +24,7 @@ else:
         trunks="FeatureConfig",
     )
 
-__all__ = ["PATTERNS", "count_parameters", "initialise", "parse_pattern", "preset"]
-__all__ += ["Activations", "Bounds", "FeatureConfig", "FusedDecodeCache", "KVCache", "Layout"]
-__all__ += ["Network"]
+__all__ = [
+    "PATTERNS", "Activations", "Bounds", "FeatureConfig", "FusedDecodeCache", "KVCache", "Layout",
+    "Network", "count_parameters", "initialise", "parse_pattern", "preset",
+]  # fmt: skip

@@ -135,7 +135,6 @@ KEPT = (
     *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
     "_scaled_dot_product_flash_attention_for_cpu",
 )
-ResidualBranch = Callable[[Tensor], Tensor]
 FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
 
@@ -144,12 +143,12 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype.itemsize < 4 and compiles_for_gpu(x) else x
 
 
-def pre_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
+def pre_norm(x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
     """GPT-2: x + f(LN(x))."""
     return x + branch(norm(widened(x)))
 
 
-def post_norm(x: Tensor, norm: nn.Module, branch: ResidualBranch) -> Tensor:
+def post_norm(x: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
     """Vaswani et al., BERT, GPT-1: LN(x + f(x))."""
     return cast(Tensor, norm(widened(x + branch(x))).to(x.dtype))
 

@@ -58,14 +58,8 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.copies
-            + self.exchange
-            + self.activations
-        )
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.copies + self.exchange + self.activations
 
     def to_dict(self, room: float) -> dict[str, Any]:
         return asdict(self) | {"total": self.total, "fits": self.total <= room}
@@ -156,13 +150,8 @@ def device_layouts(
     several = ("ddp", "fsdp") if gpus <= GPUS_OF_A_MACHINE else ("ddp", "fsdp", "hybrid")
     for way in ("one", *several) if gpus > 1 else ("one",):
         for again in (False, True):
-            yield device_layout(
-                network,
-                _checkpointed(recipe, again=again),
-                way,
-                1 if way == "one" else gpus,
-                half=half,
-            )
+            chosen = _checkpointed(recipe, again=again)
+            yield device_layout(network, chosen, way, 1 if way == "one" else gpus, half=half)
 
 
 # ------------------------------------------------------------------ a run

@@ -70,9 +70,8 @@ class ModelRegistry:
             model if isinstance(model, Model) else load(model, device=device, dtype=dtype)
             for model in models
         ]
-        served = [
-            serve_model(*named, settings) for named in zip(names, opened, paths, strict=False)
-        ]
+        named = zip(names, opened, paths, strict=False)
+        served = [serve_model(name, model, path, settings) for name, model, path in named]
         return cls(served, names[len(models) :])
 
     def __iter__(self) -> Iterator[ServedModel]:

@@ -162,9 +162,8 @@ UNSEEN_RULES = (  # compositions of two rules: never in training
 
 def held_out(value: Any) -> bool:
     """Whether an item is reserved for questions, by a hash, so the same in every process."""
-    return (
-        int.from_bytes(blake2b(str(value).encode(), digest_size=8).digest()) % HELD_OUT_EVERY == 0
-    )
+    digest = blake2b(str(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HELD_OUT_EVERY == 0
 
 
 @dataclass(frozen=True)
@@ -312,9 +311,11 @@ def accuracy_by_examples(
     for shots in scale.shots:
         column = plural(shots, "example")
         groups = {column: seen, f"{INSTRUCTED}: {column}": told, f"{UNSEEN}: {column}": unseen}
-        for name, some in groups.items():
-            if some:
-                scores[name] = fmean(one[shots] for one in some.values())
+        scores |= {
+            name: fmean(one[shots] for one in some.values())
+            for name, some in groups.items()
+            if some
+        }
         scores |= {f"after {column}: {name}": one[shots] for name, one in plain.items()}
     first, last = (scores[plural(shots, "example")] for shots in (scale.shots[0], scale.shots[-1]))
     return {**scores, GAIN: last - first}
@@ -422,15 +423,8 @@ def in_context_figure(results: StudyResults) -> str:
         told = _line(results, row, columns, f"{INSTRUCTED}: ")
         lines[f"{name}, {INSTRUCTED}"] = Line(told.points, beside=name, dashed=True)
         lines[name] = _line(results, row, columns)
-    return standalone_svg(
-        chart(
-            lines,
-            "examples in context",
-            "exact answers in % (dashed: with the instruction)",
-            size=(820, 380),
-            even=True,
-        )
-    )
+    up = "exact answers in % (dashed: with the instruction)"
+    return standalone_svg(chart(lines, "examples in context", up, size=(820, 380), even=True))
 
 
 def _line(results: StudyResults, row: str, columns: Sequence[str], before: str = "") -> Line:

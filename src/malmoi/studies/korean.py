@@ -40,11 +40,8 @@ def write_reviews(plan: StudyPlan, task: StudyTask) -> tuple[Path, Path]:
     rows = (row.text("document").strip() for row in named_task(task.task).rows(task.train))
     texts = [" ".join(text.split()) for text in rows if text]
     limit = plan.scale.characters or sum(map(len, texts))
-    kept = [
-        text
-        for text, begin in zip(texts, accumulate(map(len, texts), initial=0), strict=False)
-        if begin < limit
-    ]
+    begins = accumulate(map(len, texts), initial=0)
+    kept = [text for text, begin in zip(texts, begins, strict=False) if begin < limit]
     train, dev = (plan.data.held_out.parent / f"reviews.{part}.txt" for part in ("train", "dev"))
     write_text(train, "".join(f"{t}\n" for i, t in enumerate(kept) if i % HELD_OUT_EACH))
     write_text(dev, "".join(f"{text}\n" for text in kept[::HELD_OUT_EACH]))

@@ -192,9 +192,8 @@ def _last_tenth(texts: list[str]) -> tuple[str, str]:
 
 
 def _some_documents(texts: list[str]) -> tuple[str, str]:
-    return json_lines(
-        [{"text": text} for i, text in enumerate(texts) if i % HELD_OUT_EACH]
-    ), "\n\n".join(texts[::HELD_OUT_EACH])
+    rest = [{"text": text} for i, text in enumerate(texts) if i % HELD_OUT_EACH]
+    return json_lines(rest), "\n\n".join(texts[::HELD_OUT_EACH])
 
 
 # ------------------------------------------------------------------ metrics

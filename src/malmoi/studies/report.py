@@ -77,9 +77,8 @@ class StudyResults:
         value = self.at(row, column)
         if value is None:
             return "–"
-        return number(value.mean) + (
-            f" ± {number(value.deviation)}" if self.seeds(row, column) > 1 else ""
-        )
+        spread = f" ± {number(value.deviation)}" if self.seeds(row, column) > 1 else ""
+        return number(value.mean) + spread
 
     def facts(self, row: str) -> dict[str, float]:
         """Means over a row's models: parameters, tokens, seconds."""
@@ -106,9 +105,8 @@ def best_rows(results: StudyResults, column: str) -> list[str]:
     top = found[order[0]]
 
     def close(row: str) -> bool:
-        return abs(top.mean - found[row].mean) <= 2 * math.hypot(
-            top.standard_error, found[row].standard_error
-        )
+        error = math.hypot(top.standard_error, found[row].standard_error)
+        return abs(top.mean - found[row].mean) <= 2 * error
 
     return [order[0], *(row for row in order[1:] if close(row))]
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from malmoi import __version__
 from malmoi.errors import MalmoiError, ensure, require_that
 from malmoi.messages import StatusLog, msg, plural, quiet_logs
@@ -125,12 +127,9 @@ def _sources(cell: Cell) -> list[str | Path]:
 
 
 def _digest(value: object) -> str:
-    return hashlib.blake2b(
-        json.dumps(
-            [__version__, value], sort_keys=True, ensure_ascii=False, default=_plain
-        ).encode(),
-        digest_size=10,
-    ).hexdigest()
+    told = [__version__, value]
+    text = json.dumps(told, sort_keys=True, ensure_ascii=False, default=_plain)
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
 def _plain(value: object) -> object:
@@ -289,9 +288,8 @@ def run_cells(
     """Trains all missing models, then measures: timed training shares the machine with nothing."""
     for name in ("models", "cells"):
         (kept / name).mkdir(parents=True, exist_ok=True)
-    missing = list(
-        {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}.values()
-    )
+    found = {cell_key(cell): cell for cell in cells if not _result_path(cell, kept).is_file()}
+    missing = list(found.values())
     models = list({model_key(c): c for c in missing if not _is_trained(c, kept)}.values())
     failed: list[str] = []
     began = time.monotonic()
@@ -362,8 +360,6 @@ def _outcomes(
 
 def _do(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
     """Returns the number of the signal that stopped it, or 0; `Stopped` itself does not pickle."""
-    import torch
-
     try:
         job(cell, kept, device)
     except Stopped as stopped:
@@ -386,8 +382,6 @@ def _do_apart(job: Job, cell: Cell, kept: Path, device: str | None) -> int:
 
 
 def _worker_ready(threads: int) -> None:
-    import torch
-
     # signals are handled by the main process; training in a worker also saves and stops on its own
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -88,9 +88,8 @@ class Scale:
         At `paper` it is the paper's own (BERT-base, GPT-1…); at other scales all have the same
         layers, but for the LSTMs, which have as many weights.
         """
-        return (self._faithful(kind) if self.faithful else self._small(kind)).override(
-            {"train.seed": seed, **settings}
-        )
+        base = self._faithful(kind) if self.faithful else self._small(kind)
+        return base.override({"train.seed": seed, **settings})
 
     def _faithful(self, kind: str) -> Recipe:
         objective, recipe = TRAINED[kind]
@@ -331,9 +330,8 @@ def named_study(name: str) -> Study:
     require_known(name, MODULES, "There is no study {name!r}.{hint} `malmoi study` lists them.")
     record = _records()[name]
     words = {key: Words(*record[key]) for key in ("about", "caption")}
-    return Study(
-        name, **(record | words | {"notes": [Words(*one) for one in record.get("notes", ())]})
-    )
+    notes = [Words(*note) for note in record.get("notes", ())]
+    return Study(name, **(record | words | {"notes": notes}))
 
 
 # ------------------------------------------------------------------ columns of the table

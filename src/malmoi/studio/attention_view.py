@@ -15,8 +15,8 @@ from pydantic import Field
 from malmoi.demo.texts import BUILT_IN
 from malmoi.errors import require_that
 from malmoi.inference import Model
+from malmoi.inference.embed import Float32Array
 from malmoi.interpret.forward_pass import (
-    AttentionArray,
     AttentionMaps,
     LayerGuess,
     Reading,
@@ -79,15 +79,12 @@ def attention_view(  # noqa: PLR0913  # the fields of the view
     }
 
 
-def _thumbnails(weights: AttentionArray) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _thumbnails(weights: Float32Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The maps [L, H, S, S] as bytes, each pixel the largest weight of its tile."""
     size = weights.shape[-1]
     starts = np.linspace(0, size, min(size, THUMBNAIL), endpoint=False).astype(int)
     rows = np.maximum.reduceat(weights, starts, axis=-2)
-    found: np.ndarray[Any, np.dtype[np.uint8]] = np.round(
-        255 * np.maximum.reduceat(rows, starts, axis=-1).clip(0, 1)
-    ).astype(np.uint8)
-    return found
+    return np.round(255 * np.maximum.reduceat(rows, starts, axis=-1).clip(0, 1)).astype(np.uint8)
 
 
 def _token(tokenizer: Tokenizer, seen: AttentionMaps, group: Sequence[int]) -> str:

@@ -81,9 +81,8 @@ class _Worker:
             )
             self.owner = os.getpid()
             self.said = SimpleQueue()
-            threading.Thread(
-                target=_listen, args=(self.process.stdout, self.said), daemon=True
-            ).start()
+            heard = (self.process.stdout, self.said)
+            threading.Thread(target=_listen, args=heard, daemon=True).start()
             self._read(START_SECONDS)
         return self.process
 

@@ -250,11 +250,9 @@ def _file_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
         "Another process is using {parent}: wait for it to finish, or choose another folder.",
         parent=path.parent,
     ):
-        lock.acquire(timeout=-1 if wait else 0)
-    try:
+        held = lock.acquire(timeout=-1 if wait else 0)
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

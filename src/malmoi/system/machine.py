@@ -31,8 +31,13 @@ GIB = 1 << 30
 
 # Names of instruction sets in Linux and macOS → ours.
 SAME_NAMES = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-LINUX_FEATURES = {name: name for name in (*SAME_NAMES, "i8mm", "sve")}
-LINUX_FEATURES |= {"avx512f": "avx512", "asimd": "neon", "asimddp": "dotprod", "bf16": "arm_bf16"}
+LINUX_FEATURES = {
+    **{name: name for name in (*SAME_NAMES, "i8mm", "sve")},
+    "avx512f": "avx512",
+    "asimd": "neon",
+    "asimddp": "dotprod",
+    "bf16": "arm_bf16",
+}
 MACOS_FEATURES = {"FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "FEAT_BF16": "arm_bf16"}
 BF16_FEATURES = ("amx_bf16", "avx512_bf16", "arm_bf16")
 INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "dotprod", "i8mm")
@@ -340,9 +345,8 @@ def free_memory() -> int:
     if pretended != detect().memory:
         return pretended
     meminfo = Path("/proc/meminfo")
-    found = re.search(
-        r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.exists() else "", re.MULTILINE
-    )
+    text = meminfo.read_text() if meminfo.exists() else ""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return min(pretended, int(found[1]) * 1024) if found else pretended
 
 

@@ -25,9 +25,8 @@ def compiled_library(source: str, flags: tuple[str, ...], machine: Machine) -> c
 
     Raises `OSError` or `subprocess.SubprocessError` where that fails.
     """
-    name = hashlib.sha256(
-        f"{source}{flags}{machine.compiler}{sorted(machine.features)}".encode()
-    ).hexdigest()[:16]
+    key = f"{source}{flags}{machine.compiler}{sorted(machine.features)}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
     return load_library(name, partial(_compile, source, machine.compiler or "c++", flags))
 
 

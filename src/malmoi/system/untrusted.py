@@ -20,8 +20,14 @@ D = TypeVar("D")
 T = TypeVar("T")
 _REQUIRED: Any = object()
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
-CALLED: dict[type, str] = {str: "a text", int: "a whole number", float: "a number"}
-CALLED |= {bool: "true or false", list: "a list", dict: "an object"}
+CALLED: dict[type, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class JsonObject(dict[str, Any]):
@@ -134,6 +140,11 @@ def collection_paused() -> Iterator[None]:
 
 def read_object(path: Path) -> JsonObject:
     return parse_object(read_text(path), str(path))
+
+
+def read_optional_object(path: Path) -> JsonObject:
+    """The object of a file; empty where there is none."""
+    return read_object(path) if path.is_file() else JsonObject({}, str(path))
 
 
 def parse_object(text: str, where: str) -> JsonObject:

@@ -72,13 +72,8 @@ class GuessedColumns:
         names += [msg("label = {columns}", columns=columns)] if columns else []
         negatives = ", ".join(self.negatives)
         names += [msg("negatives = {negatives}", negatives=negatives)] if negatives else []
-        return joined(
-            "",
-            (
-                msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names)),
-                self._about_labels(),
-            ),
-        )
+        found = msg("{kind}: text = {names}", kind=self.kind, names=joined(", ", names))
+        return joined("", (found, self._about_labels()))
 
     def _about_labels(self) -> str:
         """How many labels there are, and how good a constant answer is."""
@@ -158,9 +153,8 @@ def guess_columns(
     if label:  # a text is missed where it is read, a label taken for unknown
         checked_column(table.where, label, dict.fromkeys(name for row in rows for name in row))
     given = GivenColumns(kind, text, pair, label)
-    return (_writing(table, given) or _flagged(table, given) or _labelled(table, given)).among(
-        table.names
-    )
+    guess = _writing(table, given) or _flagged(table, given) or _labelled(table, given)
+    return guess.among(table.names)
 
 
 # ------------------------------------------------------------------ prompts and answers

@@ -111,7 +111,8 @@ def _damages() -> tuple[type[Exception], ...]:
 
 def _open(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(optional_package("zstandard", path), path.open("rb")))
+        zstandard = optional_package("zstandard", path)
+        return io.BufferedReader(_Zstandard(zstandard, path.open("rb")))
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
     return cast(IO[bytes], openers.get(path.suffix, Path.open)(path, "rb"))
 

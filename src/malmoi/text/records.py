@@ -320,12 +320,8 @@ def _parquet_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Recor
     row = unpacked // max(1, file.metadata.num_rows) + 1
     if row > MAX_LINE_CHARACTERS:
         refuse_bad_lines(path)(1, TOO_LONG)
-    yield from _batch_records(
-        file.iter_batches(
-            batch_size=max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row)), columns=names
-        ),
-        names,
-    )
+    size = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row))
+    yield from _batch_records(file.iter_batches(batch_size=size, columns=names), names)
 
 
 def _arrow_records(path: Path, bad: OnBadLine, wanted: WantedColumns) -> Records:

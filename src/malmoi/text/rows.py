@@ -152,9 +152,8 @@ def table_rows(
     path: Path, header: Sequence[str] | None = None, dialect: Dialect = UnquotedTabs
 ) -> Iterator[DataRow]:
     """Yields the rows of a table, by default tab-separated and never quoted (GLUE and others)."""
-    return _rows(
-        path, table_records(path, refuse_bad_lines(path), WantedColumns(), dialect, header)
-    )
+    bad = refuse_bad_lines(path)
+    return _rows(path, table_records(path, bad, WantedColumns(), dialect, header))
 
 
 @dataclass(frozen=True)

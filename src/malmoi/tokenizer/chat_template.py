@@ -170,10 +170,9 @@ def _plain(value: Any) -> Any:
 MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 WORD = re.compile(r"\w+")
 COMPARED = ("role", "type", "name")  # keys that templates compare rather than print
-Render = Callable[[Any], str]
 
 
-def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Render) -> list[int]:
+def conversation_tokens(tokenizer: Tokenizer, chat: Any, render: Callable[[Any], str]) -> list[int]:
     """The tokens of `render(chat)`: control tokens only where the template wrote them.
 
     `chat` is all untrusted input, as JSON. Without a control token's name in it, these are the

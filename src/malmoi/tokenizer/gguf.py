@@ -174,8 +174,13 @@ def gguf_vocabulary(tokenizer: Tokenizer, size: int) -> dict[str, Any]:
         types[token["id"]] = CONTROL if token["special"] else DEFINED
     if kind == "llama" and tokenizer.specials.unk is not None:
         types[tokenizer.specials.unk] = UNKNOWN
-    values = {"model": kind, "tokens": tokens, "token_type": types, **described}
-    values |= _ids(tokenizer, kind)
+    values = {
+        "model": kind,
+        "tokens": tokens,
+        "token_type": types,
+        **described,
+        **_ids(tokenizer, kind),
+    }
     if kind == "llama":
         values["scores"] = _scores(state, tokens)
     named = {f"{PREFIX}{name}": value for name, value in values.items()}

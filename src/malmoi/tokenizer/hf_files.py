@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError, ensure, required
 from malmoi.messages import msg
 from malmoi.system.limits import shown
-from malmoi.system.untrusted import JsonObject, parse_object, read_object, read_text
+from malmoi.system.untrusted import parse_object, read_object, read_optional_object, read_text
 from malmoi.tokenizer import pipeline, sentencepiece_model
 from malmoi.tokenizer.checks import check_ids, check_state, panics_explained
 from malmoi.tokenizer.hf_settings import (
@@ -174,8 +174,7 @@ def read_marian(folder: Path, settings: Settings) -> tuple[Rust, MarianPieces]:
 
 def _class_beside(path: Path, settings: Settings) -> str:
     """The class of a tokenizer: tokenizer_config.json's, or that of the model beside it."""
-    config = path.with_name("config.json")
-    model = read_object(config) if config.is_file() else JsonObject({}, "")
+    model = read_optional_object(path.with_name("config.json"))
     kind = model.text("model_type", default="")
     return class_name(settings) or class_name(model) or MODEL_CLASSES.get(kind, "")
 

@@ -15,7 +15,7 @@ from malmoi.system.limits import (
     MAX_TOKEN_CHARACTERS,
     MAX_VOCABULARY_TOKENS,
 )
-from malmoi.system.untrusted import JsonObject, read_object, read_text
+from malmoi.system.untrusted import JsonObject, read_optional_object, read_text
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import MARIAN_FILES, SPECIAL_ROLES, State
 
@@ -45,11 +45,11 @@ LIKELY = {  # usual names of the roles if there is no tokenizer_config.json
 
 def read_settings(folder: Path) -> Settings:
     """tokenizer_config.json merged with the special token, added token and template files."""
-    settings = dict(_optional(folder / "tokenizer_config.json"))
+    settings = dict(read_optional_object(folder / "tokenizer_config.json"))
     # as in transformers: the newer key overrides the older files
     if "added_tokens_decoder" not in settings:
-        settings |= _optional(folder / "special_tokens_map.json")
-        older = _optional(folder / "added_tokens.json")
+        settings |= read_optional_object(folder / "special_tokens_map.json")
+        older = read_optional_object(folder / "added_tokens.json")
         if older:
             settings["added_tokens_decoder"] = {
                 str(older.whole(token)): {"content": token} for token in older
@@ -149,10 +149,6 @@ def class_name(settings: Mapping[str, Any]) -> str:
     return str(settings.get("tokenizer_class") or "").removesuffix("Fast")
 
 
-def _optional(path: Path) -> JsonObject:
-    return read_object(path) if path.exists() else JsonObject({}, str(path))
-
-
 # ------------------------------------------------------------------ writing
 
 # not saved: paths on another machine, and tokens that tokenizer.json has already
@@ -198,10 +194,12 @@ def write_tokenizer(
 def config(state: State, settings: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """A tokenizer_config.json from which transformers rebuilds the same tokenizer."""
     added = {token["content"]: token["id"] for token in state["added_tokens"]}
-    values = {key: value for key, value in settings.items() if key not in DROPPED}
-    # transformers makes every token named here special; a character model's <unk> must remain five
-    # characters of text.
-    values |= {f"{role}_token": name for role, name in names.items() if name in added}
+    values = {
+        **{key: value for key, value in settings.items() if key not in DROPPED},
+        # transformers makes every token named here special; a character model's <unk> must remain
+        # five characters of text.
+        **{f"{role}_token": name for role, name in names.items() if name in added},
+    }
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if isinstance(values.get(key), list):
             values[key] = list(map(content_of, values[key]))

@@ -33,7 +33,7 @@ from malmoi.training.device import (
 )
 from malmoi.training.feed import MicroBatch, Tensors
 from malmoi.training.log import RunLog
-from malmoi.training.loss_module import LossModule
+from malmoi.training.loss_module import LossModule, add_by_name
 from malmoi.training.losses import count_labels
 from malmoi.training.optim import WeightAverage, make_optimizers, set_rate
 from malmoi.training.parallel import ProcessGroup, clip_shared_gradients, gradient_sync, wrap_model
@@ -271,8 +271,7 @@ class Loop(ABC):
                 with self.execution.computing():
                     loss, means = self.call(micro, counts)
                 loss.backward()
-            for name, value in {"loss": loss.detach(), **(means if several else {})}.items():
-                total[name] = total[name] + value if name in total else value
+            add_by_name(total, {"loss": loss.detach(), **(means if several else {})})
         self.apply_gradients()
         self.network.zero_grad()
         return total
@@ -281,8 +280,7 @@ class Loop(ABC):
         """Labels of the whole step per process, since gradients are averaged over processes."""
         totals: dict[str, Tensor] = {}
         for micro in micros:
-            for name, count in count_labels(self.loss_module.objective, micro).items():
-                totals[name] = totals[name] + count if name in totals else count
+            add_by_name(totals, count_labels(self.loss_module.objective, micro))
         if self.group.world > 1:
             summed = self.group.sum(torch.stack(list(totals.values())).float()) / self.group.world
             totals = dict(zip(totals, summed, strict=True))
@@ -318,7 +316,8 @@ class Loop(ABC):
 
     def shrink(self, error: RuntimeError) -> None:
         """Out of memory: halves the micro-batch, if the objective does not compare its rows."""
-        if self.micro == 1 or not all(term.divisible for term in self.loss_module.objective.terms):
+        divisible = all(term.divisible for term in self.loss_module.objective.terms)
+        if self.micro == 1 or not divisible:
             raise error
         self.micro //= 2
         self.network.zero_grad()
@@ -422,8 +421,7 @@ class Loop(ABC):
             if self.is_bad(row[0], phase):
                 raise BadLoss(row[0])
             s.row_steps += 1
-            for name, value in zip(names, row, strict=True):
-                s.row_losses[name] = s.row_losses.get(name, 0.0) + value
+            add_by_name(s.row_losses, dict(zip(names, row, strict=True)))
         self.log.progress(self.event(rows[-1][0], phases[-1]))
         if first:
             self.clock.skip()  # the event measured the peak speed first

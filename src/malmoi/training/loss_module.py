@@ -83,6 +83,12 @@ class LossModule(nn.Module):
         return sums
 
 
+def add_by_name(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Adds numbers to those of the same names; a new name begins with its number."""
+    for name, value in more.items():
+        totals[name] = totals[name] + value if name in totals else value
+
+
 def _right(scores: Tensor, labels: Tensor) -> Tensor:
     return _widest(((scores.argmax(-1) == labels) & (labels != IGNORE_LABEL)).sum())
 
@@ -107,9 +113,11 @@ def summarize_validation(
     metrics = {"valid_loss": sum(weights[head] * mean for head, mean in means.items())}
     if len(heads) > 1:
         metrics |= {f"{head}_loss": mean for head, mean in means.items()}
-    for head in heads:
-        if f"{head}_right" in sums:
-            metrics[f"{head}_accuracy"] = sums[f"{head}_right"] / max(1.0, sums[f"{head}_count"])
+    metrics |= {
+        f"{head}_accuracy": sums[f"{head}_right"] / max(1.0, sums[f"{head}_count"])
+        for head in heads
+        if f"{head}_right" in sums
+    }
     if "lm" in means:
         metrics["perplexity"] = float(torch.tensor(means["lm"]).exp())
     return metrics
@@ -126,8 +134,7 @@ def validate(
     for i in range(max(1, min(wanted, valid.epoch // size, MAX_VALID_BATCHES))):
         for micro in valid.of_each_kind(i * size, size, execution.device):
             with execution.computing(), uncompiled():
-                for name, value in loss_module.measure(micro.tensors).items():
-                    sums[name] = sums[name] + value if name in sums else value
+                add_by_name(sums, loss_module.measure(micro.tensors))
     reshard(loss_module)
     weights = {term.metric_name: term.weight for term in loss_module.objective.terms}
     return summarize_validation({name: float(value) for name, value in sums.items()}, weights)

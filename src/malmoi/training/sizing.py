@@ -336,8 +336,8 @@ def _one_size(
     weights = blocks + vocab * width
     context = int(given.get("context", context_length(kind, blocks, tokens)))
     base = MODERN_BERT if kind == "bert" else SMALL_TEXT_GPT | {"both_ways": kind == "both"}
-    sizes = dict(width=width, depth=depth, heads=given.get("heads", heads_for(width)), hidden=0)
-    sizes |= dict(vocab=vocab, context=context)
+    heads = given.get("heads", heads_for(width))
+    sizes = dict(width=width, depth=depth, heads=heads, hidden=0, vocab=vocab, context=context)
     model = preset("bert-small" if kind == "bert" else "gpt2-small", **base | sizes)
     flops = seconds * speed.reached(width)
     cost = flops_per_token(model, weights, context)

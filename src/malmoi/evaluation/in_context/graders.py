@@ -181,9 +181,8 @@ def grade_choices(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
             values = [list(map(scoring, choices)) for choices in found]
             chosen = picks[way + name] = [scores.index(max(scores)) for scores in values]
             measures[f"accuracy_{way}{name}"] = measure_with_error("accuracy", gold, chosen)
-    return Graded(
-        {"accuracy": measures[f"accuracy_{exam.scoring}"], **measures}, picks[exam.scoring]
-    )
+    accuracy = measures[f"accuracy_{exam.scoring}"]
+    return Graded({"accuracy": accuracy, **measures}, picks[exam.scoring])
 
 
 def grade_labels(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
@@ -213,9 +212,8 @@ def grade_numbers(exam: EvaluationSession, questions: Sequence[Question]) -> Gra
 
 def grade_cloze(exam: EvaluationSession, questions: Sequence[Question]) -> Graded:
     """The missing word: whether greedy decoding generates it, and its likelihood (GPT-2 §3.3)."""
-    scores = part_likelihoods(
-        exam, [part for question in questions for part in answer_parts(question)]
-    )
+    parts = [part for question in questions for part in answer_parts(question)]
+    scores = part_likelihoods(exam, parts)
     likely = mean_with_error([score.logprob for score in scores])
     perplexity = math.exp(-likely.mean)
     spread = (perplexity * likely.standard_error, perplexity * likely.deviation)  # of eˣ: eˣ dx

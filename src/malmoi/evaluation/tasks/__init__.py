@@ -13,8 +13,10 @@ from malmoi.evaluation.tasks import choice, glue, language_modelling, spans  # n
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import any_rows, table_rows  # noqa: F401
 
-__all__ = ["KIND_ALIASES", "KIND_METRICS", "TASKS", "Example", "Task", "columns", "metric_names"]
-__all__ += ["named_task", "table_rows"]
+__all__ = [
+    "KIND_ALIASES", "KIND_METRICS", "TASKS", "Example", "Task", "columns", "metric_names",
+    "named_task", "table_rows",
+]  # fmt: skip
 
 
 def _tasks() -> Iterator[Task]:

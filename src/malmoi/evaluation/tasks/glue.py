@@ -29,7 +29,5 @@ def scitail_rows(path: Path) -> Iterator[DataRow]:
             yield row
             continue
         label = {"entailment": "entails"}.get(row["gold_label"], row["gold_label"])
-        yield DataRow(
-            dict(zip(SCITAIL_COLUMNS, (row["sentence1"], row["sentence2"], label), strict=True)),
-            row.place,
-        )
+        values = (row["sentence1"], row["sentence2"], label)
+        yield DataRow(dict(zip(SCITAIL_COLUMNS, values, strict=True)), row.place)

@@ -260,7 +260,6 @@ def find_draft(text: Sequence[int], limit: int) -> list[int]:
 # ------------------------------------------------------------------ beam search
 
 # the newest tokens [R · N] and the row of the batch before that each continues -> log P [R · N, V]
-NextLogprobs = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,9 @@ class FinishedTexts:
         return leader / penalty <= self.best[-1][0]
 
 
-def search_beams(logprobs: Tensor, rules: BeamRules, read: NextLogprobs) -> list[list[int]]:
+def search_beams(
+    logprobs: Tensor, rules: BeamRules, read: Callable[[Tensor, Tensor], Tensor]
+) -> list[list[int]]:
     """The best text of every row, from log P [R · N, V] of its first token.
 
     Of the likeliest continuations of a row's beams, enough to keep N if some end, those that end

@@ -38,8 +38,9 @@ JSON_OPTIONS = {
     "json_allow_general_unicode_escapes": True,
     "coerce_one_of": True,
 }
-FORMATS = {"date-time", "time", "date", "duration", "email", "hostname"}
-FORMATS |= {"ipv4", "ipv6", "uuid", "uri"}
+FORMATS = {
+    *["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+}
 NAMED_PARTS = {"properties", "patternProperties", "$defs", "definitions"}
 MARGIN = 48  # bytes by which one token may lengthen the way to an end
 TRIED = 16  # likeliest tokens whose way to an end is searched near the limit

@@ -121,9 +121,8 @@ def conversation_of(ask: ChatRequest, served: ServedModel) -> Conversation:
         require_characters(served, "tools", len(json.dumps(values)))
     if ask.reasoning_effort is not None:
         values["reasoning_effort"] = ask.reasoning_effort
-    return encode_conversation(
-        served.model.tokenizer, [message.plain() for message in ask.messages], **values
-    )
+    messages = [message.plain() for message in ask.messages]
+    return encode_conversation(served.model.tokenizer, messages, **values)
 
 
 class ChatReply(GenerationReply):

@@ -83,7 +83,8 @@ def _jobs(ask: CompletionRequest, served: ServedModel) -> list[GenerationJob]:
 
 def prompts_of(given: Any) -> list[str] | list[list[int]]:
     """The prompts as a list of texts or of token lists, from any of the accepted forms."""
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+    alone = isinstance(given, str) or isinstance(given[0], int)
+    return [given] if alone else list(given)
 
 
 class GenerationReply(ABC):

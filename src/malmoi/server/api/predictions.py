@@ -97,7 +97,8 @@ async def classify_endpoint(ask: ClassifyRequest, request: Request) -> ClassifyR
         if ask.labels is None:
             _need(served, TEXT_HEADS, "send labels to choose from")
             # a verbalizer reads each label's words after the text
-            passes = len(served.model.labels) if "words" in served.model.checkpoint.extra else 1
+            verbalized = "words" in served.model.checkpoint.extra
+            passes = len(served.model.labels) if verbalized else 1
             parts = (part for one in texts for part in ([one] if isinstance(one, str) else one))
             count_reading(request, served.model, parts, passes=passes)
             return list(served.model.predict(texts))
@@ -306,7 +307,5 @@ async def trace_endpoint(ask: TraceRequest, request: Request) -> TraceResponse:
     )
     served = served_model(request, ask)
     options = ask.model_dump(exclude={"model", "text"})
-    return TraceResponse(
-        model=served.name,
-        trace=await run_on_model(request, served, lambda: served.model.trace(ask.text, **options)),
-    )
+    found = await run_on_model(request, served, lambda: served.model.trace(ask.text, **options))
+    return TraceResponse(model=served.name, trace=found)

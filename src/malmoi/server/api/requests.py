@@ -194,16 +194,19 @@ class GenerationFields(SharedFields):
     def settings(self) -> dict[str, Any]:
         """The settings of `generate`, except the number and length of the texts."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        found = {name: getattr(self, name) for name in SHARED}
-        found |= {"stop": tuple(stops), "logit_bias": self._bias()}
         constraints = self.constraints()
         require_that(
             len(constraints) <= 1,
             "{constraints} cannot be combined: choose one.",
             constraints=" and ".join(constraints),
         )
-        found |= dict(constraints.values())
-        return found | ({"min_tokens": self.min_tokens} if self.min_tokens else {})
+        return {
+            **{name: getattr(self, name) for name in SHARED},
+            "stop": tuple(stops),
+            "logit_bias": self._bias(),
+            **dict(constraints.values()),
+            **({"min_tokens": self.min_tokens} if self.min_tokens else {}),
+        }
 
     def _bias(self) -> dict[int, float]:
         require_that(

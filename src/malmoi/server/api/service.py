@@ -41,9 +41,8 @@ class ModelList(BaseModel):
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> ModelList:
     """The models that are served, in the order they were given."""
-    return ModelList(
-        data=[_card(name, one, request) for name, one in request.app.state.registry.names.items()]
-    )
+    names = request.app.state.registry.names
+    return ModelList(data=[_card(name, one, request) for name, one in names.items()])
 
 
 @router.get("/v1/models/{name}", tags=["OpenAI"])
@@ -111,9 +110,8 @@ async def docs(request: Request) -> HTMLResponse:
         if not path.startswith("/studio")
         for method, one in methods.items()
     ]
-    return HTMLResponse(
-        render("server/api/docs.jinja", title="Malmoi", lead=LEAD, endpoints=endpoints)
-    )
+    page = render("server/api/docs.jinja", title="Malmoi", lead=LEAD, endpoints=endpoints)
+    return HTMLResponse(page)
 
 
 def _endpoint(

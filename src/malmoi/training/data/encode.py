@@ -27,7 +27,6 @@ JOURNAL_BYTES = 8 << 20  # bytes of text between two journal entries
 # the tokenizer's own records take a hundred times the memory of the text
 TOKENIZER_CHARACTERS_PER_CALL = 1 << 20
 Chunk = tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64] | None, int]  # see `Appender`
-Splitter = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class EncodePlan:
     reader: DocumentReader
     tokenizer: Tokenizer
     out: Path
-    sentences: Splitter | None
+    sentences: Callable[[str], list[str]] | None
     valid: float
     end: int | None
     fraction: float
@@ -75,7 +74,7 @@ def build_stores(  # noqa: PLR0913  # the settings of a store
     tokenizer: Tokenizer,
     out: str | Path,
     *,
-    sentences: Splitter | None = None,
+    sentences: Callable[[str], list[str]] | None = None,
     valid: float = 0.01,
     end: int | None = None,
     fraction: float = 1.0,
@@ -263,9 +262,15 @@ def _publish(plan: EncodePlan, state: _State) -> None:
     for part, counts in state.parts.items():
         with plan.appender(part, counts) as appender:
             appender.finish()
-        about = {"format": STORE_FORMAT, "dtype": plan.dtype.name, **asdict(counts)}
-        about |= {"end": plan.end, "vocab": plan.tokenizer.vocab_size, "made": state.made}
-        about |= {} if plan.sentences else {"sentences": None}
+        about = {
+            "format": STORE_FORMAT,
+            "dtype": plan.dtype.name,
+            **asdict(counts),
+            "end": plan.end,
+            "vocab": plan.tokenizer.vocab_size,
+            "made": state.made,
+            **({} if plan.sentences else {"sentences": None}),
+        }
         write_json(plan.out / part / "store.json", about)
     (plan.out / "journal.json").unlink()
 

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from malmoi.errors import MalmoiError, required
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.padding import pad_to_width
-from malmoi.training.data.permute import Draws, permutation_key
+from malmoi.training.data.permute import Draws, Ints, permutation_key
 from malmoi.training.data.windows import SampleSource
 from malmoi.training.recipe import DataConfig
 
-MaskInts = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 IGNORE_LABEL = -100  # of what is not predicted, in every loss
 
@@ -51,7 +50,7 @@ class Masking:
         return cls(mask_id, special, data, starts)
 
     @cached_property
-    def ordinary(self) -> MaskInts:
+    def ordinary(self) -> Ints:
         """The ids that may replace a token."""
         return np.flatnonzero(~self.special)
 
@@ -60,7 +59,7 @@ class Masking:
         return max(1, int(np.rint(self.data.mask_rate * tokens)))
 
 
-def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[MaskInts, MaskInts]:
+def mask(tokens: Ints, maskable: Bools, rng: Draws, how: Masking) -> tuple[Ints, Ints]:
     """Returns corrupted tokens [..., T], and labels that are -100 wherever nothing is predicted.
 
     An exact number of tokens is chosen in each sequence, at least one, as in google's code.
@@ -70,11 +69,10 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
     maskable = maskable.reshape(flat.shape)
     total = maskable.sum(axis=1)
     count = np.minimum(np.maximum(np.rint(how.data.mask_rate * total).astype(np.int64), 1), total)
-    chosen = (
-        _tokens(maskable, count, rng)
-        if how.starts is None
-        else _words(maskable, how.starts[flat], count, rng)
-    )
+    if how.starts is None:
+        chosen = _tokens(maskable, count, rng)
+    else:
+        chosen = _words(maskable, how.starts[flat], count, rng)
     labels = np.where(chosen, flat, IGNORE_LABEL)
     dice = rng.random(flat.shape)
     other = how.ordinary[(rng.random(flat.shape) * len(how.ordinary)).astype(np.int64)]
@@ -84,7 +82,7 @@ def mask(tokens: MaskInts, maskable: Bools, rng: Draws, how: Masking) -> tuple[M
     return np.where(replaced, other, corrupted).reshape(shape), labels.reshape(shape)
 
 
-def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
+def _tokens(maskable: Bools, count: Ints, rng: Draws) -> Bools:
     """Chooses the `count` maskable tokens of each row with the smallest random numbers."""
     order = np.argsort(np.where(maskable, rng.random(maskable.shape), 2.0), axis=1)
     chosen = np.zeros_like(maskable)
@@ -92,7 +90,7 @@ def _tokens(maskable: Bools, count: MaskInts, rng: Draws) -> Bools:
     return chosen
 
 
-def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools:
+def _words(maskable: Bools, starts: Bools, count: Ints, rng: Draws) -> Bools:
     """Chooses whole words in random order, each if it still fits, like google's whole-word masking.
 
     The greedy choice takes, over all rows, the words before the first that does not fit, drops
@@ -114,7 +112,7 @@ def _words(maskable: Bools, starts: Bools, count: MaskInts, rng: Draws) -> Bools
     return chosen
 
 
-def _greedy(sizes: MaskInts, count: MaskInts) -> Bools:
+def _greedy(sizes: Ints, count: Ints) -> Bools:
     """The words that fit into `count` tokens in this order, skipping those that do not."""
     left = count.copy()
     taken = np.zeros(sizes.shape, bool)

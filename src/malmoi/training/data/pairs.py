@@ -20,6 +20,7 @@ from malmoi.tokenizer.core import Specials
 from malmoi.training.data.loader import IGNORE_LABEL, WIDTH_MULTIPLE, ArrayBatch, round_up
 from malmoi.training.data.permute import (
     Draws,
+    Ints,
     permutation_key,
     permute_all,
     permute_epochs,
@@ -27,7 +28,6 @@ from malmoi.training.data.permute import (
 )
 from malmoi.training.data.store import Store
 
-PairInts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Next = Literal["nsp", "sop"] | None
 
@@ -70,7 +70,7 @@ class Pairs:
     def __len__(self) -> int:
         return self.count
 
-    def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
+    def batch(self, indices: ArrayLike) -> dict[str, Ints]:
         """Returns tokens [B, T] (0: padding), segments [B, T], lengths [B], labels [B]."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         draws = Draws(self.seed, numbers).random((len(numbers), 7)).T
@@ -92,7 +92,7 @@ class Pairs:
             a, b = a.where(turned, b), b.where(turned, a)
         return self._assemble(a, b, turned)
 
-    def _chunk(self, numbers: PairInts, target: PairInts) -> tuple[PairInts, PairInts, PairInts]:
+    def _chunk(self, numbers: Ints, target: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns first sentence, end (exclusive) and document of a chunk of the target length."""
         sentences = self._sentences
         documents = self.store.documents
@@ -107,7 +107,7 @@ class Pairs:
             first = np.maximum(np.minimum(first, end - 2), begin)
         return first, np.minimum(last, end), document
 
-    def _split(self, first: PairInts, last: PairInts, draw: Floats) -> tuple["Spans", "Spans"]:
+    def _split(self, first: Ints, last: Ints, draw: Floats) -> tuple["Spans", "Spans"]:
         """Splits A and B at a random sentence boundary; a single sentence is cut in two."""
         start = self._sentences[first]
         stop = self._sentences[last]
@@ -115,7 +115,7 @@ class Pairs:
         middle = np.where(last - first > 1, boundary, (start + stop + 1) // 2)
         return Spans(start, middle), Spans(middle, stop)
 
-    def _random(self, document: PairInts, room: PairInts, draws: Floats) -> "Spans":
+    def _random(self, document: Ints, room: Ints, draws: Floats) -> "Spans":
         """Spans that start at a random sentence of another document and fill the room A leaves."""
         sentences = self._other_sentences
         documents = self._others.documents
@@ -129,7 +129,7 @@ class Pairs:
 
     def _assemble(
         self, a: "Spans", b: "Spans | None", turned: NDArray[np.bool_]
-    ) -> dict[str, PairInts]:
+    ) -> dict[str, Ints]:
         """Adds the special tokens around the spans."""
         lengths = a.length + 2 + (b.length + 1 if b is not None else 0)
         tokens = np.zeros((len(lengths), int(lengths.max())), np.int64)
@@ -155,11 +155,11 @@ class Pairs:
 class Spans:
     """One span of a store per sample."""
 
-    start: PairInts
-    stop: PairInts
+    start: Ints
+    stop: Ints
 
     @property
-    def length(self) -> PairInts:
+    def length(self) -> Ints:
         return self.stop - self.start
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -185,20 +185,20 @@ def truncate(a: Spans, b: Spans, room: int, draws: Floats) -> tuple[Spans, Spans
     return a, Spans(b.start + front_b, b.stop - off_b + front_b)
 
 
-def _coins(tossed: PairInts, normal: Floats) -> PairInts:
+def _coins(tossed: Ints, normal: Floats) -> Ints:
     """The number of heads among this many coins: a rounded normal (within 2 % for two coins)."""
     heads = np.rint(tossed / 2 + np.sqrt(tossed) / 2 * normal).astype(np.int64)
     return np.clip(heads, 0, tossed)
 
 
-def _sentences(store: Store) -> PairInts:
+def _sentences(store: Store) -> Ints:
     starts = store.sentences
     store.ensure(
         starts is not None,
         "{folder} was built without sentences, which pairs need; build it with them.",
     )
     store.ensure(len(store), "{folder} has no document to make samples from: give more text.")
-    return cast(PairInts, starts)
+    return cast(Ints, starts)
 
 
 def frame_of(specials: Specials) -> tuple[int, int]:
@@ -207,14 +207,14 @@ def frame_of(specials: Specials) -> tuple[int, int]:
     return specials.cls, specials.sep
 
 
-def pair_sides(store: Store) -> PairInts:
+def pair_sides(store: Store) -> Ints:
     """Where each pair's source starts, its target starts, and it ends: [N, 3]."""
     starts = store.sentences
     store.ensure(
         starts is not None and len(starts) == 2 * len(store) + 1,
         "{folder} does not hold sentence pairs; remove it to rebuild it.",
     )
-    starts = cast(PairInts, starts)
+    starts = cast(Ints, starts)
     return np.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
 
 
@@ -238,13 +238,13 @@ class PairUnits:
             length=self.length,
         )
         # tokens of each pair's longer side, with the end
-        self._longest: PairInts = np.diff(self.sides).max(1) + 1
+        self._longest: Ints = np.diff(self.sides).max(1) + 1
         self._cuts = self._unit_starts()
 
     def __len__(self) -> int:
         return -(-len(self._cuts) // self.group) * self.group
 
-    def _unit_starts(self) -> PairInts:
+    def _unit_starts(self) -> Ints:
         """Where units start in the order of lengths: as many pairs as fit, at least one."""
         widths = np.sort(self._longest)
         cuts = []
@@ -258,17 +258,17 @@ class PairUnits:
         return np.array(cuts)
 
     @lru_cache(maxsize=2)  # noqa: B019  # one for each phase of a run, as long as the run
-    def _order(self, epoch: int) -> PairInts:
+    def _order(self, epoch: int) -> Ints:
         """The pairs of an epoch by length, shuffled among equals."""
         count = len(self._longest)
         draws = Draws(permutation_key(self.seed, epoch, 8), np.arange(count)).random((count, 1))
         return np.lexsort((draws[:, 0], self._longest))
 
-    def pairs(self, first: int, size: int) -> PairInts:
+    def pairs(self, first: int, size: int) -> Ints:
         """The numbers of the pairs in `size` units from unit `first` on."""
         return np.concatenate([self._unit(number) for number in range(first, first + size)])
 
-    def _unit(self, number: int) -> PairInts:
+    def _unit(self, number: int) -> Ints:
         epoch, place = divmod(number, len(self))
         batch, within = divmod(place, self.group)
         batches = len(self) // self.group
@@ -302,9 +302,7 @@ class TranslationBatches:
             "lm_labels": labels,
         }
 
-    def _ended(
-        self, starts: PairInts, lengths: PairInts, fill: int
-    ) -> tuple[PairInts, NDArray[np.bool_]]:
+    def _ended(self, starts: Ints, lengths: Ints, fill: int) -> tuple[Ints, NDArray[np.bool_]]:
         """Spans of the store with the end after each, and which places hold a token."""
         places = np.arange(round_up(int(lengths.max()) + 1, WIDTH_MULTIPLE))
         tokens = self.units.store.tokens
@@ -335,7 +333,7 @@ class LanguageRows:
     def __len__(self) -> int:
         return len(self.sides)
 
-    def batch(self, indices: ArrayLike) -> dict[str, PairInts]:
+    def batch(self, indices: ArrayLike) -> dict[str, Ints]:
         """Returns tokens, segments and positions [B, T], lengths [B], and labels [B] of no use."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         both, side = Draws(permutation_key(self.seed, 10), numbers).random((len(numbers), 2)).T
@@ -347,7 +345,7 @@ class LanguageRows:
         first, second = (framed * shown).T
         return self._assemble(pairs, first, second)
 
-    def _assemble(self, pairs: PairInts, first: PairInts, second: PairInts) -> dict[str, PairInts]:
+    def _assemble(self, pairs: Ints, first: Ints, second: Ints) -> dict[str, Ints]:
         """Rows of sides with these many tokens, their frames included; 0: the side is not there."""
         cls, sep = frame_of(self.specials)
         places = np.arange(int((first + second).max()))

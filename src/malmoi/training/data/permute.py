@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from malmoi.system.bits import mix_bits
 
+Ints = NDArray[np.int64]
+
 # a Feistel network of 4 rounds is pseudo-random; 6 also scrambles the 2- and 3-bit halves of tiny
 # sets
 _ROUNDS = 6
@@ -26,7 +28,7 @@ def permutation_key(*parts: int) -> int:
     return state
 
 
-def permute_all(indices: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
+def permute_all(indices: ArrayLike, size: int, key: int) -> Ints:
     """Maps each of `indices` in [0, size) through the permutation that `key` selects."""
     left = np.array(indices, dtype=np.uint64, ndmin=1)
     bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
@@ -39,9 +41,7 @@ def permute_all(indices: ArrayLike, size: int, key: int) -> NDArray[np.int64]:
     return result.astype(np.int64)
 
 
-def permute_epochs(
-    numbers: NDArray[np.int64], count: int, seed: int, purpose: int
-) -> NDArray[np.int64]:
+def permute_epochs(numbers: Ints, count: int, seed: int, purpose: int) -> Ints:
     """Sample numbers as places in the orders of their epochs, of `count` samples each."""
     epochs, places = np.divmod(numbers, count)
     for epoch in np.unique(epochs).tolist():
@@ -50,9 +50,7 @@ def permute_epochs(
     return places
 
 
-def permute_grid(
-    numbers: NDArray[np.int64], count: int, seed: int, purpose: int, width: int, room: int
-) -> NDArray[np.int64]:
+def permute_grid(numbers: Ints, count: int, seed: int, purpose: int, width: int, room: int) -> Ints:
     """Where samples start on a grid of `width`, which every later epoch shifts within `room`."""
     points = permute_epochs(numbers, count, seed, purpose) * width
     epochs = numbers // count

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from malmoi.errors import ensure, require_that
-from malmoi.training.data.permute import permutation_key, permute_all, permute_grid
+from malmoi.training.data.permute import Ints, permutation_key, permute_all, permute_grid
 from malmoi.training.data.store import Store
 
 
@@ -138,7 +138,6 @@ class Stretches:
 
 
 SAMPLES_PER_BLOCK = 1 << 10  # samples per block, and blocks per cycle
-MixtureInts = NDArray[np.int64]
 
 
 class SampleSource(Protocol):
@@ -169,7 +168,7 @@ class Mixture:
         """An epoch of the mixture: the total number of samples of its sources."""
         return sum(len(source) for source in self.sources)
 
-    def pick(self, indices: ArrayLike) -> tuple[MixtureInts, MixtureInts]:
+    def pick(self, indices: ArrayLike) -> tuple[Ints, Ints]:
         """Returns the source of each number, and the sample within that source."""
         numbers = np.array(indices, dtype=np.int64, ndmin=1)
         blocks, places = np.divmod(numbers, SAMPLES_PER_BLOCK)
@@ -201,17 +200,17 @@ class Mixture:
         return merged
 
 
-def _units(weights: NDArray[np.float64]) -> MixtureInts:
+def _units(weights: NDArray[np.float64]) -> Ints:
     """Weights as integer parts of 2^20 by largest remainder, each at least one."""
     exact = weights / weights.sum() * SAMPLES_PER_BLOCK**2
-    units: MixtureInts = np.maximum(np.floor(exact).astype(np.int64), 1)
+    units: Ints = np.maximum(np.floor(exact).astype(np.int64), 1)
     while units.sum() != SAMPLES_PER_BLOCK**2:
         step = 1 if units.sum() < SAMPLES_PER_BLOCK**2 else -1
         units[np.argmax((exact - units) * step - (units + step < 1) * SAMPLES_PER_BLOCK**2)] += step
     return units
 
 
-def _quotas(units: MixtureInts) -> MixtureInts:
+def _quotas(units: Ints) -> Ints:
     """quotas [block, source]: each row adds up to 1,024, each column to its units.
 
     A block holds the integer part of its share; remainders lie end to end on a line, and block b

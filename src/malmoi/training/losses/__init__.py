@@ -14,5 +14,7 @@ from malmoi.training.losses.base import (
     objective,
 )
 
-__all__ = ["IGNORE_LABEL", "OBJECTIVES", "ForwardPass", "Objective", "Term", "count_labels"]
-__all__ += ["both", "lm", "mlm", "nsp", "objective"]
+__all__ = [
+    "IGNORE_LABEL", "OBJECTIVES", "ForwardPass", "Objective", "Term", "both", "count_labels",
+    "lm", "mlm", "nsp", "objective",
+]  # fmt: skip

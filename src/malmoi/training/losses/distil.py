@@ -191,6 +191,3 @@ def own_teacher_loss(mean: Network) -> Objective:
     """KL(the mean of the own weights ‖ the network), where a batch says what is taught."""
     taught = Distillation(mean, soft=1.0, temperature=1.0)
     return distillation_loss(taught, text_distiller("lm", TAUGHT), "own_teacher")
-
-
-TEXT_DISTILLERS = {head: text_distiller(head, f"{head}_labels") for head in ("lm", "mlm")}

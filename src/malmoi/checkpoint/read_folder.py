@@ -1,19 +1,13 @@
-"""Checkpoints are Hugging Face folders: reading them, and noting what did not fit.
+"""Opens a Hugging Face folder, a GGUF file or a hub id, and notes what did not fit."""
 
-A folder of sentence-transformers says too how a text becomes one vector: modules.json lists the
-modules (Transformer, Pooling, Normalize), 1_Pooling/config.json says which tokens are pooled, and
-sentence_bert_config.json or the tokenizer where a text is truncated.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from malmoi.checkpoint.hf_tables import FAMILY_TABLES
+from malmoi.checkpoint.sentence_pooling import SentencePooling, read_sentence_pooling
 from malmoi.checkpoint.translate import check_labels, empty, fill_network, from_hf, is_same, is_tied
 from malmoi.checkpoint.weights import (
     Weight,
@@ -27,113 +21,12 @@ from malmoi.errors import MalmoiError, ensure, first_line, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import BERT, GPT, shipped
-from malmoi.system.files import write_json
-from malmoi.system.limits import MAX_CLASSES, MAX_CONTEXT_TOKENS, shown
+from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.packages import optional_package
 from malmoi.system.paths import local_model, similar_path
-from malmoi.system.untrusted import JsonObject, named, parse, read_object, read_text
+from malmoi.system.untrusted import JsonObject, named, read_object, read_optional_object
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
-
-MODULES_FILE = "modules.json"
-POOLING_FOLDER = "1_Pooling"
-NORMALIZE_FOLDER = "2_Normalize"
-LENGTH_FILE = "sentence_bert_config.json"
-PooledTokens = Literal["mean", "first", "last"]
-# our names by theirs; older versions write a flag for each mode, newer ones the mode's name
-POOLED_TOKENS: dict[str, PooledTokens] = {"mean": "mean", "cls": "first", "lasttoken": "last"}
-POOLING_FLAGS = {
-    "mean": "pooling_mode_mean_tokens",
-    "cls": "pooling_mode_cls_token",
-    "lasttoken": "pooling_mode_lasttoken",
-    "max": "pooling_mode_max_tokens",
-    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
-    "weightedmean": "pooling_mode_weightedmean_tokens",
-}
-
-
-@dataclass(frozen=True)
-class SentencePooling:
-    """Which of a text's last hidden states become its vector."""
-
-    tokens: PooledTokens = "mean"
-    normalize: bool = True  # to length 1
-    max_tokens: int = 0  # longer texts are truncated; 0: at the model's context
-
-
-def read_sentence_pooling(folder: Path) -> SentencePooling | None:
-    """The pooling of a folder that sentence-transformers wrote; None if it is not such a folder."""
-    path = folder / MODULES_FILE
-    if not path.is_file():
-        return None
-    found = parse(read_text(path), str(path))
-    ensure(
-        isinstance(found, list) and all(isinstance(one, dict) for one in found),
-        "{path} must hold a list of modules, not {found}.",
-        path=path,
-        found=shown(found),
-    )
-    modules = [JsonObject(one, str(path)) for one in found]
-    names = [one.text("type").rsplit(".", 1)[-1] for one in modules]
-    ensure(
-        names in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]),
-        "{path} lists the modules {names}; to load the encoder alone, remove that file.",
-        path=path,
-        names=", ".join(names)[:80] or msg("none"),
-    )
-    inner = modules[1].text("path")
-    modules[1].require(
-        inner and Path(inner).name == inner, "path", "the name of a folder beside it"
-    )
-    return SentencePooling(_mode(folder / inner / "config.json"), len(names) == 3, _length(folder))
-
-
-def _length(folder: Path) -> int:
-    """Where a text is truncated; newer versions write the tokenizer's length alone."""
-    limits = read_model_json(folder / LENGTH_FILE, required=False)
-    if found := limits.whole("max_seq_length", default=0, high=MAX_CONTEXT_TOKENS):
-        return found
-    tokenizer = read_model_json(folder / "tokenizer_config.json", required=False)
-    longest = tokenizer.number("model_max_length", default=0.0)
-    return int(longest) if 0 < longest <= MAX_CONTEXT_TOKENS else 0  # 1e30: no limit
-
-
-def _mode(path: Path) -> PooledTokens:
-    config = read_object(path)
-    given = config.get("pooling_mode")
-    if given is None:
-        given = [mode for mode, name in POOLING_FLAGS.items() if config.flag(name, default=False)]
-    modes = given if isinstance(given, list) else [given]
-    ensure(
-        len(modes) == 1 and modes[0] in POOLED_TOKENS,
-        "{path} pools by {given}; Malmoi supports one of mean, cls and lasttoken.",
-        path=path,
-        given=shown(given),
-    )
-    return POOLED_TOKENS[modes[0]]
-
-
-def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width: int) -> None:
-    """Writes the files of sentence-transformers; removes an earlier one without a pooling."""
-    if pooling is None:
-        (folder / MODULES_FILE).unlink(missing_ok=True)
-        return
-    names = {"Transformer": "", "Pooling": POOLING_FOLDER}
-    names |= {"Normalize": NORMALIZE_FOLDER} if pooling.normalize else {}
-    modules = [
-        {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
-        for i, (name, at) in enumerate(names.items())
-    ]
-    modes = POOLING_FLAGS.items()
-    flags = {name: POOLED_TOKENS.get(mode) == pooling.tokens for mode, name in modes}
-    for at in names.values():
-        (folder / at).mkdir(exist_ok=True)
-    write_json(folder / POOLING_FOLDER / "config.json", {"word_embedding_dimension": width} | flags)
-    if pooling.max_tokens:
-        length = {"max_seq_length": pooling.max_tokens, "do_lower_case": False}
-        write_json(folder / LENGTH_FILE, length)
-    write_json(folder / MODULES_FILE, modules)
-
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.bpe", "*.model", "*.spm", "pytorch_model*.bin"]
 OWN_MODEL_TYPE = "malmoi"  # model_type of models that Hugging Face cannot express
@@ -230,9 +123,7 @@ def read_checkpoint(
         network,
         Tokenizer.load(folder) if has_tokenizer(folder) else None,
         labels=_labels(config, network),
-        generation=dict(
-            _with_ids(read_model_json(folder / "generation_config.json", required=False))
-        ),
+        generation=dict(_with_ids(read_optional_object(folder / "generation_config.json"))),
         notes=notes,
         extra={**config.object("malmoi", default={}), **extra},
         source=folder.absolute(),
@@ -329,17 +220,15 @@ def _check_fit(checkpoint: Checkpoint, folder: Path) -> None:
     )
 
 
-def read_model_json(path: Path, *, required: bool = True) -> JsonObject:
-    """A JSON object in a model's folder; empty if the file is absent and not `required`."""
-    if path.is_file():
-        return read_object(path)
+def read_model_json(path: Path) -> JsonObject:
+    """A JSON object without which a folder is no model."""
     require_that(
-        not required,
+        path.is_file(),
         "{at} is not a model folder: it has no {file}.",
         at=path.parent,
         file=path.name,
     )
-    return JsonObject({}, str(path))
+    return read_object(path)
 
 
 # ------------------------------------------------------------------ paths and hub ids
@@ -373,40 +262,3 @@ def _download(name: str) -> Path:
             error=first_line(error),
             hint=similar_path(Path(name)) or nearest(name, (BERT, GPT)),
         ) from error
-
-
-# ------------------------------------------------------------------ a larger vocabulary
-
-
-@torch.no_grad()
-def grow_vocabulary(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, pieces: Mapping[int, Sequence[int]]
-) -> Checkpoint:
-    """The model with this tokenizer: a new token starts as the mean of its old pieces.
-
-    That holds for the input and the output matrix and an output bias; a token without old pieces
-    starts as the mean of all (Hewitt 2021).
-    """
-    old = checkpoint.network
-    special = old.features is not None or "generator" in old.heads or old.config.encoder_depth
-    require_that(not special, "Tokens can be added only to a plain encoder or decoder.")
-    config = replace(old.config, vocab=max(old.config.vocab, tokenizer.vocab_size))
-    network = Network(config, old.classes, pooler=old.pooler is not None).to(old.device, old.dtype)
-    before = old.state_dict()
-    for name, weight in network.state_dict().items():
-        tensor = before[name]
-        if tensor.shape == weight.shape and len(tensor) != old.config.vocab:
-            weight.copy_(tensor)
-        else:
-            _fill_rows(weight, tensor, pieces)
-    network.tie()
-    return replace(checkpoint, network=network.eval(), tokenizer=tokenizer, generation={})
-
-
-def _fill_rows(weight: Tensor, old: Tensor, pieces: Mapping[int, Sequence[int]]) -> None:
-    """Copies the old rows, and sets each new one to the mean of its pieces."""
-    weight[: len(old)] = old
-    mean = old.float().mean(0)
-    weight[len(old) :] = mean.to(weight)
-    for token, parts in pieces.items():
-        weight[token] = (old[list(parts)].float().mean(0) if parts else mean).to(weight)
