@@ -27,11 +27,12 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
-from malmoi.messages import joined, msg
+from malmoi.messages import StatusLog, joined, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
 
+logger = StatusLog(__name__)
 T = TypeVar("T")
 HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
@@ -170,6 +171,32 @@ def keywords_doc(name: str, example: str) -> str:
     return "Keyword options, each with its type." + (shown if example else "")
 
 
+RENAMED_FIELDS = {  # old names, accepted for one more release
+    "TrainConfig": {"rematerialise": "gradient_checkpointing", "matrix_lr": "muon_lr"},
+    "FinetuneConfig": {"untrained": "from_scratch"},
+    "options": {"restart": "overwrite"},  # of the public functions
+}
+
+
+def current_fields(record: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """The values under the current field names; an old name is reported on stderr."""
+    return {current_field(record, name): value for name, value in values.items()}
+
+
+def current_field(record: str, name: str) -> str:
+    new = RENAMED_FIELDS.get(record, {}).get(name)
+    if new:
+        _note_renamed(name, new)
+    return new or name
+
+
+@cache
+def _note_renamed(old: str, new: str) -> None:
+    logger.warning(
+        "The setting {old} is now {new}; the old name will be removed.", old=old, new=new
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A frozen record whose fields are checked against their annotations."""
@@ -183,6 +210,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
         """Builds the record from JSON values; suggests the nearest name for an unknown field."""
+        values = current_fields(cls.__name__, values)
         kinds = field_types(cls)
         for name in values:
             require_known(name, kinds, "{type} has no field {name!r:.60}.{hint}", type=cls.__name__)
@@ -209,6 +237,7 @@ class Config:
         inside: dict[str, dict[str, Any]] = {}
         for path, value in changes.items():
             name, _, rest = path.partition(".")
+            name = current_field(type(self).__name__, name)
             require_known(name, kinds, "There is no setting {name!r:.60}.{hint}")
             if rest:
                 inside.setdefault(name, {})[rest] = value

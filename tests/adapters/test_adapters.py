@@ -616,7 +616,7 @@ def test_a_broken_adapter_gives_a_clear_error(
         ({"adapter": "prefix", "adapter.tokens": 99}, "99 soft tokens leave no room"),
         ({"adapter": "lore"}, "must be one of 'none', 'lora'.*Did you mean 'lora'"),
         (
-            {"adapter": "lora", "from_scratch": True},
+            {"adapter": "lora", "untrained": True},
             "cannot be combined with features or from_scratch",
         ),
         ({"words": True}, "words needs a language model"),

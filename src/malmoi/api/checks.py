@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from malmoi.api.records import SETTINGS
 from malmoi.errors import require_known, require_that
-from malmoi.settings import Setting
+from malmoi.settings import RENAMED_FIELDS, Setting, current_fields
 
 PublicFunction = TypeVar("PublicFunction", bound=Callable[..., object])
 
@@ -56,19 +56,20 @@ def _meaning(one: Setting) -> str:
 
 def check_options(verb: str, given: Iterable[str], known: type, *also: str) -> None:
     """Refuses an option that the function does not have, and names the nearest; `also` are those
-    that are parameters of its own. Paths are the settings' to check.
+    that are parameters of its own. Paths and former names are the settings' to check.
     """
     names = {*known.__annotations__, *also}
+    former = {name for renamed in RENAMED_FIELDS.values() for name in renamed}
     for name in given:
-        if "." not in name:
+        if name not in former and "." not in name:
             require_known(name, names, "{verb} has no option {name!r}.{hint}", verb=verb)
 
 
 def merge_settings(given: Mapping[str, object]) -> dict[str, Any]:
     """Returns the options merged with those under `settings`."""
-    others: dict[str, Any] = dict(given)
-    inner = others.pop("settings", None) or {}
+    given = current_fields("options", given)
+    inner = given.pop("settings", None) or {}
     require_that(
         isinstance(inner, Mapping), 'settings must be a mapping, such as {"train.floor": 0.1}.'
     )
-    return {**others, **inner}
+    return {**given, **inner}

@@ -27,6 +27,7 @@ from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
 from malmoi.report.task_page import TaskPage
+from malmoi.settings import current_fields
 from malmoi.system.files import LOCK_NAME, folder_lock, write_text
 from malmoi.system.run_folder import FINISHED, RunFolder, read_metrics
 from malmoi.system.untrusted import JsonObject
@@ -50,9 +51,9 @@ def finetuning_folder(out: Path) -> RunFolder:
 
 
 def _current(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as it would be today; settings that are newer than it have their defaults."""
+    """A record under today's names; settings that are newer than it have their defaults."""
     known = {name: value for name, value in record.items() if REMOVED.get(name) != value}
-    return FinetuneConfig().to_dict() | known
+    return FinetuneConfig().to_dict() | current_fields("FinetuneConfig", known)
 
 
 @contextmanager

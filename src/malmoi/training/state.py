@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, Self, get_args, get_origin
@@ -213,18 +213,15 @@ def load_state(
 def read_state(folder: Path) -> RunState:
     """The progress of a saved run."""
     saved = _read(folder)
-    if "judged" not in saved.shapes:
-        return saved.state
-    # fine-tuning of 0.1.0 saved it as tensors
-    tensors = other_tensors(folder)
-    losses = tensors["pending"].tolist()
-    return replace(
-        saved.state,
-        evaluations_since=int(tensors["judged"][1]),
-        row_steps=len(losses),
-        row_losses={"loss": sum(losses)},
-        samples_seen=[0],
-    )
+    state = saved.state
+    if "judged" in saved.shapes:  # what fine-tuning once saved as tensors
+        tensors = other_tensors(folder)
+        losses = tensors["pending"].tolist()
+        state.evaluations_since = int(tensors["judged"][1])
+        state.row_steps = len(losses)
+        state.row_losses = {"loss": sum(losses)}
+        state.samples_seen = [0]
+    return state
 
 
 def other_tensors(folder: Path) -> dict[str, Tensor]:
