@@ -155,11 +155,15 @@ def test_a_vocabulary_is_learnt_from_a_part_of_much_text(
     assert 0.3 * whole < read[1] < 0.7 * whole
 
 
-def test_a_run_that_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
+def test_a_run_of_one_process_that_compiles_nothing_loads_neither_compiler_nor_sharding(
+    tmp_path: Path,
+) -> None:
     text = write_corpus(tmp_path / "text.txt", documents=300)
     script = (
         "import sys, malmoi; malmoi.pretrain('gpt', data=sys.argv[1], out=sys.argv[2], "
-        "minutes=0.01, device='cpu'); sys.exit('torch._dynamo' in sys.modules)"
+        "minutes=0.01, device='cpu'); "
+        "heavy = {'sympy', 'torch._dynamo', 'torch.distributed.fsdp'} & set(sys.modules); "
+        "sys.exit(', '.join(heavy) or None)"
     )
     words = [sys.executable, "-c", script, str(text), str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
