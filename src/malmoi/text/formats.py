@@ -109,6 +109,8 @@ def _by_rule(blocks: LineBlocks, rule: str) -> FoundDocuments:
         if whole and sum(map(len, lines)) <= MAX_DOCUMENT_CHARACTERS:
             yield FoundLines([text.strip() for text in lines], first)
             continue
+        if rule == "file" and ends:
+            lines = ["\n".join(lines)]
         for number, text in enumerate(lines, first):
             blank = 0 if text and not text.isspace() else blank + 1
             is_new = blank == limit if limit else rule == "line" and begun < number

@@ -36,6 +36,7 @@ logger = StatusLog(__name__)
 
 READ_BYTES = 256 << 20  # of text that is counted; the rest is extrapolated
 SAMPLE_CHARACTERS = 1_000_000  # of text that tokens per byte are measured on
+SAMPLED_WHOLE = 3_000_000  # bytes that are: the sample's vocabulary is then the run's
 SLOW_CORE = 2e10  # FLOP/s, assumed if nothing can be measured
 # The share of a matrix product's speed that a step reaches: width / (width + …). On a GPU from
 # 655,000 tokens/s of 11 × 640 on an H200, on a processor from five widths, Muon's update counted
@@ -114,7 +115,8 @@ class Speed:
 def measure_text(readers: Sequence[DocumentReader]) -> TextSize:
     """Counts the text, all of it or 256 MB, and keeps a sample of every source."""
     sizes = {source.name: source.size for reader in readers for source in reader.sources}
-    each = max(20_000, SAMPLE_CHARACTERS // max(1, len(sizes)))
+    total = sum(sizes.values())
+    each = total if total <= SAMPLED_WHOLE else max(20_000, SAMPLE_CHARACTERS // len(sizes))
     found = Counter[str]()
     taken = Counter[str]()
     sampled = Counter[str]()
