@@ -42,7 +42,8 @@ COMPILER_FLAGS = (
     *("-O3", "-fopenmp", "-fassociative-math", "-freciprocal-math", "-ffinite-math-only"),
     *("-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
 )
-SOURCES = ("int8_row.c", "decode_step.c", "encode_texts.c")  # one translation unit, in this order
+# one translation unit, in this order
+SOURCES = ("int8_row.c", "int8_tiles.c", "decode_step.c", "encode_texts.c")
 FOR = {
     "avx512_vnni": ("-march=native", "-mprefer-vector-width=512"),
     "dotprod": ("-march=armv8.2-a+dotprod",),
@@ -200,7 +201,8 @@ def _compiled(machine: Machine) -> ctypes.CDLL | None:
     if machine.compiler is None or machine.int8_instructions is None:
         return None
     source = "".join(files("malmoi.kernels").joinpath(name).read_text("utf-8") for name in SOURCES)
-    flags = (*COMPILER_FLAGS, *FOR[machine.int8_instructions])
+    tiles = () if "amx_int8" in machine.features else ("-DNO_TILES",)
+    flags = (*COMPILER_FLAGS, *FOR[machine.int8_instructions], *tiles)
     _share_threads()
     try:
         library = compiled_library(source, flags, machine)

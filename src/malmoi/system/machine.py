@@ -207,6 +207,7 @@ def parse_bytes(text: str) -> int:
 CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-bf16": _without(*BF16_FEATURES),
     "no-int8": _without(*INT8_FEATURES),
+    "no-amx": _without("amx_bf16", "amx_int8"),
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
     "no-triton": lambda machine, _: replace(machine, triton=False),
     "no-fused": lambda machine, _: replace(machine, fused=False),

@@ -1,0 +1,115 @@
+/* Whole texts with 8-bit weights on AMX: one instruction multiplies 16 rows by 16 outputs over 64 inputs. Follows int8_row.c in one
+   translation unit, and falls back on it. x is split into two signed bytes here, too, because a second product costs little. */
+
+enum { TILED = 3, SIDE = 16, DEPTH = 64, TILE_BYTES = SIDE * DEPTH };
+
+#if defined(__AMX_INT8__) && !defined(NO_TILES)
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Linux gives a process its tiles when it first asks: ARCH_REQ_XCOMP_PERM for XTILEDATA. */
+static int has_tiles(void) {
+  static int asked = 0, given = 0;
+  if (!asked) given = syscall(SYS_arch_prctl, 0x1023, 18) == 0, asked = 1;
+  return given;
+}
+
+/* A row into its lines of the tiles [tile][input / DEPTH][high, low][SIDE][DEPTH]. */
+static void split_tiles(const Linear *map, const float *x, long row, const Split *to) {
+  int8_t *tile = to->bytes + row / SIDE * 2 * SIDE * map->inputs + row % SIDE * DEPTH;
+  float most = 1e-30f;
+  for (long i = 0; i < map->inputs; i++) most = fmaxf(most, fabsf(x[i]));
+  const float inverse = 127.0f / most;
+  for (long i = 0; i < map->inputs; i += DEPTH, tile += 2 * TILE_BYTES)
+    for (int k = 0; k < DEPTH; k++) {
+      const float value = x[i + k] * inverse;
+      const int32_t high = whole(value);
+      tile[k] = (int8_t)high;
+      tile[k + TILE_BYTES] = (int8_t)whole((value - (float)high) * 127.0f);
+    }
+  to->step[row] = most / 127.0f;
+}
+
+/* Two blocks of 16 outputs for 16 rows: their sums of high and of low bytes. */
+static void tile_sums(const int8_t *x, const uint8_t *first, const uint8_t *second, long inputs, int32_t sum[4][SIDE][SIDE]) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (long i = 0; i < inputs; i += DEPTH, x += 2 * TILE_BYTES) {
+    _tile_loadd(4, x, DEPTH);
+    _tile_loadd(5, x + TILE_BYTES, DEPTH);
+    _tile_loadd(6, first + i * LANES, DEPTH);
+    _tile_loadd(7, second + i * LANES, DEPTH);
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 5, 6);
+    _tile_dpbssd(2, 4, 7);
+    _tile_dpbssd(3, 5, 7);
+  }
+  _tile_stored(0, sum[0], DEPTH);
+  _tile_stored(1, sum[1], DEPTH);
+  _tile_stored(2, sum[2], DEPTH);
+  _tile_stored(3, sum[3], DEPTH);
+}
+
+/* The outputs of a block for 16 rows or fewer. */
+static void finish_tile(const Linear *map, const Split *x, const Target *to, long b, long row, int32_t sum[2][SIDE][SIDE]) {
+  const __m512 scale = scales_at(map->scale + b * LANES), small = _mm512_set1_ps(1.0f / 127.0f);
+  float found[LANES];
+  for (long r = 0; r < at_most(to->rows - row, SIDE); r++) {
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum[0][r])), low = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum[1][r]));
+    const __m512 dot = _mm512_mul_ps(_mm512_fmadd_ps(low, small, high), scale);
+    _mm512_storeu_ps(found, _mm512_mul_ps(dot, _mm512_set1_ps(x->step[row + r])));
+    finish(map, to, row + r, b * LANES, at_most(map->outputs - b * LANES, LANES), found);
+  }
+}
+
+/* Rows in tiles times every block; the threads of the team share the blocks. */
+static void multiply_tiles(const Linear *map, const Split *x, const Target *to) {
+  const long blocks = ceiling(map->outputs, LANES), apart = LANES * map->inputs;
+  const struct {
+    uint8_t palette, start, none[14];
+    uint16_t width[16];
+    uint8_t rows[16];
+  } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+  int32_t sum[4][SIDE][SIDE] __attribute__((aligned(64)));
+  _tile_loadconfig(&tiles);
+#pragma omp for schedule(static)
+  for (long b = 0; b < blocks; b += 2) {
+    const long other = at_most(b + 1, blocks - 1);
+    for (long row = 0; row < to->rows; row += SIDE) {
+      tile_sums(x->bytes + row * 2 * map->inputs, map->weights + b * apart, map->weights + other * apart, map->inputs, sum);
+      finish_tile(map, x, to, b, row, sum);
+      if (other > b) finish_tile(map, x, to, other, row, sum + 2);
+    }
+  }
+  _tile_release();
+}
+#else
+static int has_tiles(void) { return 0; }
+static void split_tiles(const Linear *map, const float *x, long row, const Split *to) { (void)map, (void)x, (void)row, (void)to; }
+static void multiply_tiles(const Linear *map, const Split *x, const Target *to) { (void)map, (void)x, (void)to; }
+#endif
+
+/* Whether rows are split for tiles: those of whole texts are, for weights with one scale an output. */
+static int in_tiles(const Linear *map, int parts) {
+  return parts == 1 && map->bits == 8 && map->groups == 1 && map->inputs % DEPTH == 0 && has_tiles();
+}
+
+static size_t bytes_of_parts(const Linear *map, long rows, int parts) {
+  if (!in_tiles(map, parts)) return split_bytes(map, rows, parts);
+  return ceiling(rows, SIDE) * SIDE * (2 * map->inputs + sizeof(float));
+}
+
+static Split parts_in(int8_t *room, const Linear *map, long rows, int parts) {
+  if (!in_tiles(map, parts)) return split_in(room, map, rows, parts);
+  return (Split){.bytes = room, .step = (float *)(room + ceiling(rows, SIDE) * SIDE * 2 * map->inputs), .parts = TILED};
+}
+
+static void split_row(const Linear *map, const float *x, long row, const Split *to) {
+  to->parts == TILED ? split_tiles(map, x, row, to) : split(map, x, row, to);
+}
+
+static void multiply_parts(const Linear *map, const Split *x, const Target *to) {
+  x->parts == TILED ? multiply_tiles(map, x, to) : multiply(map, x, to);
+}
