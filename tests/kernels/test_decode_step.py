@@ -9,7 +9,7 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.kernels.decode_step import fused_step
-from malmoi.kernels.int8 import QuantizedLinear, quantize_int8, why_not
+from malmoi.kernels.int8 import quantize_int8, why_not
 from malmoi.kernels.kv_slots import KVSlots, SlotView, prefill_rows
 from malmoi.model import Network, initialise
 from malmoi.model.families import gpt1, gpt2, gpt3, llama
@@ -46,11 +46,7 @@ def stored_by_input(config: ModelConfig) -> Network:
 
 
 def quantized(config: ModelConfig) -> Network:
-    network = quantize_int8(in_fp32(config))
-    for module in network.modules():
-        if isinstance(module, QuantizedLinear):
-            module.amx = False  # a prompt's tiles round otherwise; the step is what is compared
-    return network
+    return quantize_int8(in_fp32(config))
 
 
 @needs_kernel

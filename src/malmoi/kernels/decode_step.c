@@ -34,7 +34,7 @@ struct Step {
   const uint8_t *live;                      /* [rows] others are computed but neither stored nor read; NULL in an encoder */
   const int64_t *starts;                    /* [texts + 1] first rows; NULL in a decoding step */
   long rows, texts;
-  int parts; /* bytes of an activation */
+  int parts; /* bytes of an activation, or TILED */
   float *normed, *wide, *mixed, *turned;
   int8_t *room;
 };

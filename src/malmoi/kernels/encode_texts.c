@@ -103,7 +103,7 @@ int malmoi_encode_texts(const Trunk *t, float *x, const int64_t *at, const int64
     for (last = first + 1; last < texts && starts[last + 1] - starts[first] <= ENOUGH; last++) continue;
     const long from = starts[first], rows = starts[last] - from;
     Step step = {.trunk = t, .mix = attend_texts, .x = x + from * t->width, .at = at + from, .starts = starts + first};
-    step.rows = rows, step.texts = last - first, step.parts = 1;
+    step.rows = rows, step.texts = last - first, step.parts = TILED;
     if (run_layers(&step, 2 * (rows + step.texts * LANES) * t->key_heads * t->size)) return 1;
   }
   return 0;

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from malmoi.system.machine import Machine, named_dtype, this_machine
 from malmoi.system.native import compiled_library
 
 INT8_MAX = 127  # largest magnitude of a signed byte, used symmetrically
-MANY = 32  # rows from which AMX, which multiplies whole tiles, beats our kernel
+MANY = 32  # rows that are many: AMX then multiplies whole tiles (int8_tiles.c)
 TINY = 1e-30
 INT8_DEVICES = ("cpu", "meta")
 REFUSAL = "int8 weights run on the CPU; on a GPU use bf16, or pass device='cpu'."
@@ -252,7 +252,6 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.weight = weight
         self.register_buffer("bias", None if bias is None else bias.detach().float())
-        self.amx = weight.bits == 8 and weight.groups == 1 and "amx_int8" in this_machine().features
 
     def forward(self, x: Tensor) -> Tensor:
         require_that(
@@ -260,26 +259,11 @@ class QuantizedLinear(nn.Module):
             "Quantised weights have no gradients: open the model with dtype='fp32'.",
         )
         rows = x.reshape(-1, self.weight.inputs).float()
-        y = self._by_tiles(rows) if self.amx and len(rows) >= MANY else self._multiply(rows)
-        return y.to(x.dtype).view(*x.shape[:-1], self.weight.outputs)
+        return self._multiply(rows).to(x.dtype).view(*x.shape[:-1], self.weight.outputs)
 
     @cached_property
     def _multiply(self) -> Callable[[Tensor], Tensor]:
         return product(self.weight, self.bias)
-
-    @cached_property
-    def _tiles(self) -> Callable[[Tensor], Tensor]:
-        return tile_product(*self.weight.signed())
-
-    def _by_tiles(self, rows: Tensor) -> Tensor:
-        """Uses AMX: x ≈ step · (high + low / 127), both parts int8."""
-        step = rows.abs().amax(1, keepdim=True).div_(INT8_MAX).clamp_(min=TINY)
-        parts = rows.div(step)
-        high = parts.to(torch.int8)
-        low = parts.sub_(high).mul_(INT8_MAX).to(torch.int8)
-        above, below = self._tiles(torch.cat((high, low))).chunk(2)
-        y = above.add_(below, alpha=1 / INT8_MAX).mul_(step)
-        return y if self.bias is None else y + self.bias
 
     def _apply(  # torch's signature
         self,
@@ -289,21 +273,6 @@ class QuantizedLinear(nn.Module):
         """Ignores `.to(dtype)`: quantised weights keep their types and stay on the CPU."""
         require_that(fn(torch.empty(0)).device.type in INT8_DEVICES, REFUSAL)
         return self
-
-
-def tile_product(numbers: Tensor, scale: Tensor) -> Callable[[Tensor], Tensor]:
-    """int8 rows [N, I] → fp32 [N, O] by oneDNN, with a copy of the weight in oneDNN's layout."""
-    ops: Any = torch.ops.onednn
-    laid_out = ops.qlinear_prepack(numbers.contiguous(), None)
-    zero = torch.zeros(len(numbers), dtype=torch.int32)
-    scales = scale[:, 0].float()
-
-    def multiply(rows: Tensor) -> Tensor:
-        how: Any = (None, 1.0, 0, torch.float32, "none", [], "")
-        found = ops.qlinear_pointwise.default(rows, 1.0, 0, laid_out, scales, zero, *how)
-        return cast(Tensor, found)
-
-    return multiply
 
 
 class QuantizedEmbedding(nn.Module):

@@ -376,20 +376,3 @@ static int8_t *scratch(size_t needed) {
   }
   return room;
 }
-
-/* x [rows, inputs] in `parts` bytes each -> y [rows, outputs], both fp32. 0: done; 1: no memory. */
-int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows, int parts) {
-  const long most = at_most(rows, CHUNK);
-  int8_t *room = scratch(split_bytes(map, most, parts));
-  if (!room) return 1;
-  const Split cut = split_in(room, map, most, parts);
-#pragma omp parallel if (rows * map->outputs * map->inputs > SERIAL)
-  for (long first = 0; first < rows; first += CHUNK) {
-    const long count = at_most(rows - first, CHUNK);
-    const Target to = {y + first * map->outputs, count, NONE, 0};
-#pragma omp for schedule(static)
-    for (long r = 0; r < count; r++) split(map, x + (first + r) * map->inputs, r, &cut);
-    multiply(map, &cut, &to);
-  }
-  return 0;
-}
