@@ -34,7 +34,7 @@ from malmoi.checkpoint import Checkpoint, write_checkpoint
 from malmoi.checkpoint.quantized import Packing
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError
-from malmoi.kernels.int8 import quantize_int8
+from malmoi.kernels.int8 import quantize_int8, why_not
 from malmoi.model import Network, initialise, preset
 from malmoi.tokenizer import Tokenizer, train_tokenizer
 from malmoi.training.recipes import resolve_recipe
@@ -89,6 +89,9 @@ def make_packed(folder: Path) -> None:
 def make_int8(folder: Path) -> None:
     network, tokenizer = network_of("gpt2")
     write_checkpoint(Checkpoint(quantize_int8(network), tokenizer), folder)
+
+
+INT8 = {} if why_not() else {"int8": make_int8}
 
 
 def make_adapter(kind: str, folder: Path) -> None:
@@ -323,7 +326,7 @@ def _models(*names: str, **how: Any) -> dict[str, Callable[[Path], None]]:
 
 KINDS: dict[str, Kind] = {
     "config": Kind(
-        {**_models(*FAMILIES), "packed": make_packed, "int8": make_int8},
+        {**_models(*FAMILIES), "packed": make_packed, **INT8},
         _one_of("config.json", "config.json", "config.json", "generation_config.json"),
         lambda folder: use(folder),
     ),
@@ -340,7 +343,7 @@ KINDS: dict[str, Kind] = {
         dict.fromkeys(folder_mutations.CLASSES, lambda folder: None), None, use
     ),
     "weights": Kind(
-        {**_models("bert", "gpt2", "llama", "own"), "packed": make_packed, "int8": make_int8}
+        {**_models("bert", "gpt2", "llama", "own"), "packed": make_packed, **INT8}
         | {
             f"{name} in shards": one
             for name, one in _models("bert", "gpt2", shard_bytes=6000).items()
