@@ -27,12 +27,11 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
 
-logger = StatusLog(__name__)
 T = TypeVar("T")
 HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 

@@ -25,14 +25,12 @@ from malmoi.inference.predict import (
 from malmoi.inference.score import ScoredRow, token_logprobs
 from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer, write_answers
-from malmoi.messages import StatusLog, msg
+from malmoi.messages import logger, msg
 from malmoi.metrics.labels import apply_temperature, best_label_thresholds, best_temperature
 from malmoi.metrics.texts import best_threshold, bleu
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
-
-logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.messages import StatusLog, plural
+from malmoi.messages import logger, plural
 from malmoi.model import FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.model.trunks import STATE_DTYPE
@@ -35,8 +35,6 @@ from malmoi.system.limits import format_size
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches
-
-logger = StatusLog(__name__)
 
 STATES_FORMAT = 3
 BYTES_PER_NUMBER = 2  # half precision

@@ -1,6 +1,5 @@
 """Exports a model as a single file for ONNX Runtime or llama.cpp."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -12,11 +11,11 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import require_known, require_that
+from malmoi.messages import logger
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 
-logger = logging.getLogger(__name__)
 ExportFormat = Literal["onnx", "gguf"]
 
 

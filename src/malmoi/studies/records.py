@@ -15,7 +15,7 @@ from malmoi.errors import require_known, require_that, required
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import logger, msg, plural
 from malmoi.settings import Config
 from malmoi.studies.data import json_lines
 from malmoi.system.files import write_text
@@ -23,8 +23,6 @@ from malmoi.system.machine import pick_device, this_machine
 from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipes import names_budget
-
-logger = StatusLog(__name__)
 
 HELD_OUT_EACH = 110  # one document in this many
 VALID_SHARE = 0.01  # of the training text, besides what the track holds out

@@ -27,7 +27,7 @@ import torch
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, ensure, require_that
-from malmoi.messages import StatusLog, msg, plural, quiet_logs
+from malmoi.messages import logger, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -47,8 +47,6 @@ from malmoi.training.prepare import SPECIAL
 from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.signals import Stopped, StopSignals
-
-logger = StatusLog(__name__)
 
 ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no measure reads
 MAX_WORKERS = 8  # each takes half a GB
