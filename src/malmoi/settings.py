@@ -143,9 +143,10 @@ def _settings_of(*records: Any) -> dict[str, Setting]:
 settings_of: Callable[..., dict[str, Setting]] = cache(_settings_of)
 
 
-def find_problem(record: Any, prefix: str = "") -> str:
-    """What is wrong with the first of a record's values that is out of bounds; empty if none is."""
-    return next(filter(None, _problems(record, prefix)), "")
+def require_bounds(record: Any, what: str = "", prefix: str = "") -> None:
+    """Refuses a record whose value is out of bounds, in a sentence that may begin with `what`."""
+    problem = next(filter(None, _problems(record, prefix)), "")
+    require_that(not problem, joined(": ", filter(None, (msg(what), problem))))
 
 
 def _problems(record: Any, prefix: str) -> Iterator[str]:
