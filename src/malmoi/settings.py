@@ -216,8 +216,9 @@ class Config:
             require_known(name, kinds, "{type} has no field {name!r:.60}.{hint}", type=cls.__name__)
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
         missing = ", ".join(name for name in kinds if name not in optional | values.keys())
-        needs = "{type} needs a value for {missing}."
-        require_that(not missing, needs, type=cls.__name__, missing=missing)
+        require_that(
+            not missing, "{type} needs a value for {missing}.", type=cls.__name__, missing=missing
+        )
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -292,8 +293,12 @@ def _not_a(kind: Any, where: str, value: object) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     names[tuple] = "a list"
     called = names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
-    sentence = "{where} must be {called}, not {value}."
-    return msg(sentence, where=where, called=msg(called), value=shown(value))
+    return msg(
+        "{where} must be {called}, not {value}.",
+        where=where,
+        called=msg(called),
+        value=shown(value),
+    )
 
 
 def _read(text: str, kind: Any) -> Any:

@@ -116,8 +116,9 @@ def _task(
 
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
-        own = "A Task has its own columns; leave {named}= out."
-        require_that(not named, own, named="=, ".join(named))
+        require_that(
+            not named, "A Task has its own columns; leave {named}= out.", named="=, ".join(named)
+        )
         return task
     return announced(*guess_task(task, data, **columns))
 

@@ -215,8 +215,12 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
     if n := sum(row.answer_cut and bool(row.spans) for row in rows):
         logger.warning(cut, n=n, what=msg("answers do not fit"), **about)
     if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
-        full = "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer."
-        logger.warning(full, n=len(lost), many=len(rows), first=lost[0])
+        logger.warning(
+            "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer.",
+            n=len(lost),
+            many=len(rows),
+            first=lost[0],
+        )
 
 
 def similarity_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:

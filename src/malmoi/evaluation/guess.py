@@ -44,8 +44,11 @@ def task_on_columns(name: str, **columns: Any) -> Task:
     if name in KINDS or name in KIND_ALIASES:
         return custom_task(name, **given)
     if given:
-        sentence = "The task {name} has its own columns; --{next} is for a kind such as writing."
-        raise UsageError(sentence, name=name, next=next(iter(given)))
+        raise UsageError(
+            "The task {name} has its own columns; --{next} is for a kind such as writing.",
+            name=name,
+            next=next(iter(given)),
+        )
     return named_task(name)
 
 

@@ -44,8 +44,11 @@ class TaskPrompt:
     @property
     def shown(self) -> str:
         """The prompt with its right answer, as an example for other items."""
-        sentence = "An example without an answer cannot be used in a prompt: {query!r:.80}."
-        gold = required(self.gold, sentence, query=self.query)
+        gold = required(
+            self.gold,
+            "An example without an answer cannot be used in a prompt: {query!r:.80}.",
+            query=self.query,
+        )
         return self.query + self.choices[gold] + self.ending
 
 
@@ -178,8 +181,13 @@ def templated(task: Task, name: str | None) -> Task:
             given = tomllib.loads(Path(name).read_text("utf-8"))
         return _changed(task, given, name)
     hint = nearest(name, known) or msg(" Write one in a .toml file and give that file.")
-    sentence = "The task {task} has no template {name!r}.{hint}"
-    require_that(name in known, sentence, task=task.name, name=name, hint=hint)
+    require_that(
+        name in known,
+        "The task {task} has no template {name!r}.{hint}",
+        task=task.name,
+        name=name,
+        hint=hint,
+    )
     return _changed(task, known[name], name)
 
 

@@ -31,8 +31,11 @@ class ExportResult(Result):
 
 def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """Loads a full model; an adapter must be merged into its base first."""
-    sentence = "{model} is an adapter; merge it first: malmoi merge --model {model} --out DIR"
-    require_that(not is_adapter(model), sentence, model=model)
+    require_that(
+        not is_adapter(model),
+        "{model} is an adapter; merge it first: malmoi merge --model {model} --out DIR",
+        model=model,
+    )
     return read_checkpoint(model, dtype=dtype)
 
 
@@ -56,8 +59,12 @@ def export_model(
     suffix = out.suffix.removeprefix(".")
     chosen = cast(ExportFormat, format or suffix)
     require_known(chosen, get_args(ExportFormat), "There is no format {name!r} to export to.{hint}")
-    sentence = "--out {out} should be a file whose name ends in .{chosen}."
-    require_that(suffix == chosen, sentence, out=out, chosen=chosen)
+    require_that(
+        suffix == chosen,
+        "--out {out} should be a file whose name ends in .{chosen}.",
+        out=out,
+        chosen=chosen,
+    )
     require_that(not out.is_dir(), "{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)
     checkpoint = read_whole(model, torch.float32)

@@ -88,8 +88,9 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     plan = StudyPlan(scale, StudyData.prepare(kept / "data", options.data, scale.characters))
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
-    sentence = "The data has no task for the study {name}: give it with --data."
-    require_that(cells, sentence, name=study.name)
+    require_that(
+        cells, "The data has no task for the study {name}: give it with --data.", name=study.name
+    )
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
@@ -101,8 +102,12 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
         cells=len(cells),
     )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
-    sentence = "{n} cells failed, the first with: {first}. The same command retries them."
-    ensure(not failed, sentence, n=len(failed), first="".join(failed[:1]).rstrip("."))
+    ensure(
+        not failed,
+        "{n} cells failed, the first with: {first}. The same command retries them.",
+        n=len(failed),
+        first="".join(failed[:1]).rstrip("."),
+    )
     return StudyResult(study.name, out, facts)
 
 

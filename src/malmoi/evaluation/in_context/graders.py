@@ -255,8 +255,11 @@ def written_grader(
 
 def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str]:
     task = exam.task
-    sentence = "The task {task} is answered by generating text, which needs a language model."
-    require_that(language_head(exam.model) == "lm", sentence, task=task.name)
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} is answered by generating text, which needs a language model.",
+        task=task.name,
+    )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
         return exam.model.generate(
@@ -308,8 +311,11 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 
 
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
-    sentence = "The task {task} scores the likelihood of text, which needs a language model."
-    require_that(language_head(exam.model) == "lm", sentence, task=exam.task.name)
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} scores the likelihood of text, which needs a language model.",
+        task=exam.task.name,
+    )
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
     )
