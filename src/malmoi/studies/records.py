@@ -2,11 +2,9 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ from malmoi.settings import Config
 from malmoi.studies.data import json_lines
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
+from malmoi.system.packages import read_toml
 from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipes import names_budget
@@ -61,7 +60,7 @@ class RecordEntry(Config):
 
 def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
     """Every track by name, and the entries, each track's best first."""
-    found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
+    found = read_toml("malmoi.studies", "records.toml")
     tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
     entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
 
