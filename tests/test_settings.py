@@ -1,6 +1,7 @@
 """A setting is declared once: commands, keywords and requests have what its record says."""
 
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from malmoi.finetuning.few_labels import CONTRAST_DEFAULTS
 from malmoi.inference.generation.keywords import GenerationSettings
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig, Sampling
 from malmoi.server.config import ServeConfig
-from malmoi.settings import Setting, find_problem, option, setting, settings_of
+from malmoi.settings import Setting, option, require_bounds, setting, settings_of
 
 TOOL = Path(__file__).parents[1] / "tools" / "keywords.py"
 # command, its records, and the keywords of the Python function
@@ -126,5 +127,7 @@ def test_a_value_out_of_bounds_is_named(about: dict[str, float], value: Any, sai
     class Record:
         x: float = setting(1.0, "A number.", **about)
 
-    assert find_problem(Record(value)) == said
+    with pytest.raises(UsageError) if said else nullcontext() as refused:
+        require_bounds(Record(value))
+    assert refused is None or str(refused.value) == said
     assert isinstance(settings_of(Record)["x"], Setting)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from malmoi.errors import require
-from malmoi.settings import Config, described, find_problem, setting
+from malmoi.settings import Config, described, require_bounds, setting
 from malmoi.system.limits import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
@@ -160,8 +160,7 @@ class ModelConfig(Config):
                     largest=LARGEST.get(name, MAX_SIZE),
                     value=shown(value),
                 )
-        problem = find_problem(self)
-        self._require(not problem, problem)
+        require_bounds(self, "This model cannot be built")
         for sentence, holds in self._rules().items():
             self._require(holds, sentence)
         self._require(

@@ -7,6 +7,7 @@
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -59,16 +60,20 @@ msg = Message
 
 
 class StatusLog:
-    """A logger that takes a template and its values, as errors do."""
-
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
+    """Logs templates with values, as errors take them, in the name of the module that calls."""
 
     def info(self, sentence: str, /, **values: object) -> None:
-        self._logger.info(msg(sentence, **values))
+        self._log(logging.INFO, msg(sentence, **values))
 
     def warning(self, sentence: str, /, **values: object) -> None:
-        self._logger.warning(msg(sentence, **values))
+        self._log(logging.WARNING, msg(sentence, **values))
+
+    def _log(self, level: int, text: Message) -> None:
+        caller = sys._getframe(2).f_globals["__name__"]
+        logging.getLogger(caller).log(level, text, stacklevel=3)
+
+
+logger = StatusLog()
 
 
 @contextmanager

@@ -27,12 +27,11 @@ from typing import (
 )
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
 from malmoi.system.untrusted import is_a, parse, parse_object
 
-logger = StatusLog(__name__)
 T = TypeVar("T")
 HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 
@@ -144,9 +143,10 @@ def _settings_of(*records: Any) -> dict[str, Setting]:
 settings_of: Callable[..., dict[str, Setting]] = cache(_settings_of)
 
 
-def find_problem(record: Any, prefix: str = "") -> str:
-    """What is wrong with the first of a record's values that is out of bounds; empty if none is."""
-    return next(filter(None, _problems(record, prefix)), "")
+def require_bounds(record: Any, what: str = "", prefix: str = "") -> None:
+    """Refuses a record whose value is out of bounds, in a sentence that may begin with `what`."""
+    problem = next(filter(None, _problems(record, prefix)), "")
+    require_that(not problem, joined(": ", filter(None, (msg(what), problem))))
 
 
 def _problems(record: Any, prefix: str) -> Iterator[str]:
@@ -216,8 +216,9 @@ class Config:
             require_known(name, kinds, "{type} has no field {name!r:.60}.{hint}", type=cls.__name__)
         optional = {f.name for f in fields(cls) if (f.default, f.default_factory) != (MISSING,) * 2}
         missing = ", ".join(name for name in kinds if name not in optional | values.keys())
-        needs = "{type} needs a value for {missing}."
-        require_that(not missing, needs, type=cls.__name__, missing=missing)
+        require_that(
+            not missing, "{type} needs a value for {missing}.", type=cls.__name__, missing=missing
+        )
         return cls(**values)
 
     def to_dict(self) -> dict[str, PlainValue]:
@@ -292,8 +293,12 @@ def _not_a(kind: Any, where: str, value: object) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     names[tuple] = "a list"
     called = names.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
-    sentence = "{where} must be {called}, not {value}."
-    return msg(sentence, where=where, called=msg(called), value=shown(value))
+    return msg(
+        "{where} must be {called}, not {value}.",
+        where=where,
+        called=msg(called),
+        value=shown(value),
+    )
 
 
 def _read(text: str, kind: Any) -> Any:

@@ -1,13 +1,10 @@
 """Settings of an adapter, which is trained while its base model is frozen. No torch here."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from malmoi.errors import require
-from malmoi.settings import Config, find_problem, setting
-
-_require = partial(require, "Invalid adapter settings")
+from malmoi.settings import Config, require_bounds, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +25,9 @@ class AdapterConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = find_problem(self, "adapter.")
-        _require(not problem, problem)
-        _require(
-            bool(self.targets), "adapter.targets needs at least one linear layer, such as query."
+        require_bounds(self, "Invalid adapter settings", "adapter.")
+        require(
+            "Invalid adapter settings",
+            self.targets,
+            "adapter.targets needs at least one linear layer, such as query.",
         )

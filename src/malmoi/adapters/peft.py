@@ -190,8 +190,11 @@ def _alphas(config: JsonObject, names: Sequence[str]) -> dict[str, float]:
     simple = all(re.fullmatch(r"[\w.]*", pattern) for pattern in given)
     patterns = [rf"(.*\.)?({pattern})" for pattern in given]
     asked = {"patterns": patterns, "names": list(names)}
-    invalid = "{where}: alpha_pattern has an invalid regular expression: {error}."
-    with explained(Refused, invalid, where=config.where):
+    with explained(
+        Refused,
+        "{where}: alpha_pattern has an invalid regular expression: {error}.",
+        where=config.where,
+    ):
         found = match_names(asked) if simple else match_patterns(**asked)
     usual = config.number("lora_alpha", default=8)
     return {

@@ -1,6 +1,5 @@
 """Training and measuring: pretrain, finetune, evaluate, study."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -17,6 +16,7 @@ from malmoi.api.options import (
 )
 from malmoi.api.records import Files
 from malmoi.errors import UsageError, require_that
+from malmoi.messages import logger
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.result import PlainValue
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from malmoi.training.recipe import Recipe
 
 Metrics = dict[str, float]
-logger = logging.getLogger(__name__)
 
 
 @lists_options(PretrainOptions, defaults=False)
@@ -117,8 +116,9 @@ def _task(
 
     named = [name for name, value in columns.items() if value is not None]
     if task is not None and not isinstance(task, str):
-        own = "A Task has its own columns; leave {named}= out."
-        require_that(not named, own, named="=, ".join(named))
+        require_that(
+            not named, "A Task has its own columns; leave {named}= out.", named="=, ".join(named)
+        )
         return task
     return announced(*guess_task(task, data, **columns))
 

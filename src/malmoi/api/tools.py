@@ -19,7 +19,7 @@ from malmoi.api.options import (
 )
 from malmoi.api.records import Files
 from malmoi.errors import require_known, require_that, required
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.files import require_free
 from malmoi.system.progress import ProgressCallback, listening
 from malmoi.system.storage import working_copy
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from malmoi.tokenizer.core import Tokenizer
     from malmoi.training.recipe import Recipe
 
-logger = StatusLog(__name__)
 METHODS: dict[str, tuple[str, type]] = {  # the function, and its options
     "quantize": ("quantize_model", QuantizeOptions),
     "prune": ("prune_model", PruneOptions),

@@ -11,11 +11,10 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 
 CONFIGS = "transformers.models.auto.configuration_auto"
 MODELS = "transformers.models.auto.modeling_auto"
-logger = StatusLog(__name__)
 
 
 def register_when_imported() -> None:

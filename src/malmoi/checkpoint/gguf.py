@@ -185,8 +185,7 @@ class GGUFFile:
 
 def ensure_whole(condition: object, path: Path, reason: str, **values: object) -> None:
     """Refuses a damaged file, with the reason, unless the condition holds."""
-    if not condition:
-        raise MalmoiError(DAMAGED, path=path, reason=msg(reason, **values))
+    ensure(condition, DAMAGED, path=path, reason=msg(reason, **values))
 
 
 def gguf_package() -> Any:

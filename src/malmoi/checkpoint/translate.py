@@ -1,10 +1,8 @@
 """Converts a folder's tensors to a network and back; notes missing and unused heads."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
 from malmoi.system.limits import MAX_WEIGHT
+from malmoi.system.packages import read_toml
 from malmoi.system.untrusted import JsonObject, named
 
 if TYPE_CHECKING:
@@ -384,9 +383,7 @@ def listing(what: str, names: list[str]) -> str:
 # ------------------------------------------------------------------ keys of a config.json
 
 # the keys that may be left unread, by the reason why they cannot change what a model computes
-HARMLESS: dict[str, str] = tomllib.loads(
-    (files("malmoi.checkpoint") / "harmless.toml").read_text("utf-8")
-)
+HARMLESS: dict[str, str] = read_toml("malmoi.checkpoint", "harmless.toml")
 UNREAD = frozenset(name for names in HARMLESS.values() for name in names.split())
 # every kind of dropout, and the ids of special tokens, which the tokenizer decides
 UNREAD_KINDS = re.compile(r".*(dropout|layerdrop|pdrop).*|.*_token_id")

@@ -382,8 +382,11 @@ def _sentence(error: Exception) -> str:
             "Out of memory: close other programs, or use a smaller model, shorter texts or a "
             "smaller batch."
         )
-    internal = "Internal error: {type}: {error} (run malmoi --debug … to see where)."
-    return msg(internal, type=type(error).__name__, error=error)
+    return msg(
+        "Internal error: {type}: {error} (run malmoi --debug … to see where).",
+        type=type(error).__name__,
+        error=error,
+    )
 
 
 def _from_typer(text: str, problem: str) -> str:

@@ -9,7 +9,7 @@ from malmoi.api.records import ColumnOptions
 from malmoi.cli import shared as cli
 from malmoi.cli.predict import table_source
 from malmoi.cli.row_files import VECTORS, Addition, Row, write_rows
-from malmoi.errors import UsageError, explained, require_that
+from malmoi.errors import UsageError, explained, require_that, required
 from malmoi.pair import BERT
 from malmoi.system.files import atomic_write, require_free
 
@@ -58,8 +58,7 @@ def embed_command(
     )
     opened = partial(cli.open_model, model, loading, BERT)
     if data:
-        if out is None:
-            raise UsageError("--data needs --out, where the rows are written with their vectors.")
+        out = required(out, "--data needs --out, where the rows are written with their vectors.")
         options = {"layers": list(chosen), "pool": pool, "dtype": loading.get("dtype")}
         write_rows(
             lambda: _vectors(opened(), options, truncate=truncate),

@@ -190,11 +190,15 @@ def _doubt(golds: list[Any], report: Mapping[str, Any], metrics: Mapping[str, fl
             share=share,
         )
     if words is not None and accuracy <= words and accuracy < 1:
-        counted = "Counting words (naive Bayes) is at least as good: right for {words:.1%}."
-        return msg(counted, words=words)
+        return msg(
+            "Counting words (naive Bayes) is at least as good: right for {words:.1%}.", words=words
+        )
     if measure.endswith("f1") and value < LEARNT_F1:
-        nothing = "This model has learnt next to nothing ({name} {value:.2f})."
-        return msg(nothing, name=measure.replace("_", " "), value=value)
+        return msg(
+            "This model has learnt next to nothing ({name} {value:.2f}).",
+            name=measure.replace("_", " "),
+            value=value,
+        )
     return ""
 
 

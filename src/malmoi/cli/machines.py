@@ -99,8 +99,10 @@ def _precision(machine: Machine, kind: str) -> str:
 
 def _int8(machine: Machine) -> str:
     if machine.int8_instructions:
-        built = "a kernel for {machine.int8_instructions}, compiled with {machine.compiler}"
-        return msg(built, machine=machine)
+        return msg(
+            "a kernel for {machine.int8_instructions}, compiled with {machine.compiler}",
+            machine=machine,
+        )
     if machine.compiler is None:
         return "slower than fp32 here: no C compiler to build the kernel with"
     return "slower than fp32 here: no int8 dot-product instructions"

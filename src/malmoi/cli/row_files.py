@@ -106,8 +106,11 @@ def _look_into(added: Addition, files: Mapping[Path, Path], given: Mapping[str, 
     source = added.source(next(with_rows, min(files.values())), given)
     inputs = [source.ask(row) for row in islice(source.rows(), ROWS_AT_ONCE)]
     if empty := inputs.count(None):
-        without = "{empty:,} of the first {first:,} rows have no text; nothing is added to these."
-        cli.note(without, empty=empty, first=len(inputs))
+        cli.note(
+            "{empty:,} of the first {first:,} rows have no text; nothing is added to these.",
+            empty=empty,
+            first=len(inputs),
+        )
     note_unknown(added.model, inputs)
     return source
 

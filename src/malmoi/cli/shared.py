@@ -20,7 +20,7 @@ import typer
 
 from malmoi.api.run_options import BuildOptions, LoadOptions
 from malmoi.errors import UsageError, require_that
-from malmoi.messages import Message, StatusLog, msg, translate
+from malmoi.messages import Message, logger, msg, translate
 from malmoi.pair import BERT, GPT, introduction
 from malmoi.report.console import end_status, waiting
 from malmoi.settings import Setting, parse_number, settings_of
@@ -29,9 +29,8 @@ from malmoi.system.storage import address
 if TYPE_CHECKING:
     from malmoi import inference as inference  # its Model, which this package annotates
 
-_status = StatusLog(__name__)
-say = _status.info  # a line on the console that `run_command` attaches
-note = _status.warning  # something the user should know
+say = logger.info  # a line on the console that `run_command` attaches
+note = logger.warning  # something the user should know
 MINUTES = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0, "d": 1440.0}
 
 

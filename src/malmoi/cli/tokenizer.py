@@ -92,13 +92,18 @@ def extend_command(
         **facts,
     )
     if unknown[0]:
-        both = " Of the tokens, {unknown[0]:.1%} were unknown before, {unknown[1]:.1%} now."
-        shown += msg(both, unknown=unknown)
+        shown += msg(
+            " Of the tokens, {unknown[0]:.1%} were unknown before, {unknown[1]:.1%} now.",
+            unknown=unknown,
+        )
     cli.print_one(json, facts, shown)
     if (out / "recipe.json").is_file() and not json:
         folder, text = map(shlex.quote, (str(out), data[0]))
-        again = "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10"
-        cli.say(again, folder=folder, text=text)
+        cli.say(
+            "Next: malmoi pretrain {folder} {text} --start {folder} -o DIR --minutes 10",
+            folder=folder,
+            text=text,
+        )
 
 
 def _fit(words: "Tokenizer", texts: list[str]) -> tuple[float, float]:

@@ -170,8 +170,12 @@ def with_layers(network: Network, layers: str | Sequence[int]) -> Network:
 
 def _numbers(layers: str | Sequence[int]) -> list[int]:
     parts = layers.split(",") if isinstance(layers, str) else layers
-    sentence = "layers are comma-separated numbers, such as 0,2,4; not {layers}."
-    with explained(ValueError, sentence, raises=UsageError, layers=layers):
+    with explained(
+        ValueError,
+        "layers are comma-separated numbers, such as 0,2,4; not {layers}.",
+        raises=UsageError,
+        layers=layers,
+    ):
         return [int(part) for part in parts]
 
 

@@ -47,13 +47,11 @@ from malmoi.corpus.steps import (
     write_arrays,
 )
 from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.files import LOCK_NAME, PARTIAL_SUFFIX, folder_lock, write_json
 from malmoi.system.result import PlainValue, Result
 from malmoi.system.run_folder import FINISHED, RunFolder
 from malmoi.text.documents import DocumentBatch, read_documents
-
-logger = StatusLog(__name__)
 
 FAILED = "failed"  # in the record of a build that ended in an error
 PAGES_AHEAD = 8  # web pages being extracted for each shard being cleaned: a page is small

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.messages import joined, msg, plural
+from malmoi.system.groups import sized_batches
 from malmoi.text.documents import Document, DocumentBatch
 
 BATCH_BYTES = 1 << 19  # of texts handled in one call, so that its own cost is small
@@ -107,17 +108,7 @@ class TextColumn:
 
 def text_columns(texts: Iterable[str]) -> Iterator[TextColumn]:
     """Any number of texts, short ones together."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_BYTES:
-            yield TextColumn.of(batch)
-            batch = []
-            size = 0
-    if batch:
-        yield TextColumn.of(batch)
+    return map(TextColumn.of, sized_batches(texts, len, BATCH_BYTES))
 
 
 @dataclass(frozen=True)

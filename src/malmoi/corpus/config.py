@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from malmoi.errors import require_known, require_that
-from malmoi.settings import Config, find_problem, option, setting
+from malmoi.settings import Config, option, require_bounds, setting
 
 # steps enabled by --quality-reference, --decontaminate and --weights: quality, decontaminate, mix
 DEFAULT_STEPS = ("clean", "filter", "dedup")
@@ -97,7 +97,7 @@ class CorpusConfig(Config):
         super().__post_init__()
         for step in self.steps:
             require_known(step, DEFAULT_STEPS, "There is no step {name!r}.{hint}")
-        require_that(not (problem := find_problem(self)), problem)
+        require_bounds(self)
         require_that(
             self.rows <= self.hashes,
             "A band of {rows} rows needs at least that many hashes; there are {hashes}.",

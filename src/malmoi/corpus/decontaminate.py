@@ -4,7 +4,6 @@ overlap with a corpus (Brown et al. 2020, appendix C).
 
 import csv
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -29,6 +28,7 @@ from malmoi.corpus.ngrams import (
 )
 from malmoi.errors import explained, require_that
 from malmoi.evaluation.task import Overlaps
+from malmoi.messages import logger
 from malmoi.system.progress import Progress, report_progress
 from malmoi.text.documents import Document, read_documents
 from malmoi.text.lines import read_lines
@@ -217,8 +217,6 @@ def decontaminated(
 
 
 # ------------------------------------------------------------------ test items in a corpus
-
-logger = logging.getLogger(__name__)
 
 
 def find_overlaps(items: Sequence[Sequence[str]], corpus: Sequence[str]) -> Overlaps:

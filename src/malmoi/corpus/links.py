@@ -14,12 +14,11 @@ from malmoi.corpus.columns import Shard, StepStats
 from malmoi.corpus.config import CorpusConfig
 from malmoi.corpus.ngrams import HashArray, is_among, seeded_hash
 from malmoi.errors import ensure, require_that
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import logger, msg, plural
 from malmoi.text.records import checked_column, number_of
 from malmoi.text.rows import any_rows
 from malmoi.text.sources import FileSource
 
-logger = StatusLog(__name__)
 WEBTEXT_BLOCKS = ("wikipedia.org",)
 NO_DOMAIN = "none"
 COLUMNS = ("url", "score")  # of a link list

@@ -16,6 +16,7 @@ from malmoi.corpus.columns import IndexArray
 from malmoi.corpus.config import CorpusConfig
 from malmoi.errors import UsageError, ensure, require_known, require_that
 from malmoi.messages import msg
+from malmoi.system.groups import grouped
 from malmoi.text.documents import DocumentReader, read_documents
 from malmoi.text.lines import uncompressed_name
 from malmoi.text.records import number_of
@@ -133,10 +134,8 @@ def named_sources(
     given: str | Path | Sequence[str | Path], config: CorpusConfig
 ) -> list[NamedSource]:
     """The sources grouped by name, in order of first appearance."""
-    found: dict[str, list[str]] = {}
-    for one in [given] if isinstance(given, str | Path) else given:
-        name, source = _name(str(one))
-        found.setdefault(name, []).append(source)
+    listed = [given] if isinstance(given, str | Path) else given
+    found = grouped(_name(str(one)) for one in listed)
     require_that(found, "No text was given: pass files, folders, globs, - or builtin:sotu.")
     return [
         NamedSource(n, s, read_documents(s, documents=config.documents, text=config.text))

@@ -43,6 +43,7 @@ from malmoi.system.untrusted import collection_paused
 from malmoi.text.documents import run_now
 
 Loaded = TypeVar("Loaded")
+Tallies = Mapping[str, StepStats]  # by step
 # by the numbers in twins.npz
 DUPLICATE_REASONS = np.array(["", "the same words", "similar words"], object)
 
@@ -67,13 +68,15 @@ class BuildFolder:
         with self.path(number, step).open("rb") as file:
             return Shard.load(file)
 
-    def finish(self, number: int, step: str, shard: Shard, account: dict[str, Any]) -> None:
-        """Writes the documents, then the statistics, which mark the job as done."""
+    def finish(self, number: int, step: str, shard: Shard, tallies: Tallies, **facts: Any) -> None:
+        """Writes the documents, then the statistics."""
         with atomic_write(self.path(number, step)) as file:
             shard.save(file)
-        self.record(number, step, account)
+        self.record(number, step, tallies, **facts)
 
-    def record(self, number: int, step: str, account: dict[str, Any]) -> None:
+    def record(self, number: int, step: str, tallies: Tallies, **facts: Any) -> None:
+        """Writes the statistics and other facts, which mark the job as done."""
+        account = {name: stats.to_dict() for name, stats in tallies.items()} | facts
         write_text(self.path(number, f"{step}.json"), json.dumps(account, ensure_ascii=False))
 
 
@@ -94,18 +97,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 @collection_paused()
 def clean_shard(work: BuildFolder, number: int, shard: Shard) -> None:
     """Raw documents → .cleaned, those that are selected, and the short lines of possible menus."""
-    stats = StepStats()
-    chosen = StepStats()
+    tallies = {step: StepStats() for step in ("select", "clean")}
     lines: dict[str, dict[str, int]] = {}
     links, blocked = _selection(work)
     if links or blocked:
-        shard = selected(shard, links, blocked, work.config.min_score, chosen)
+        shard = selected(shard, links, blocked, work.config.min_score, tallies["select"])
     if "clean" in work.config.steps:
-        shard = cleaned(shard, stats)
+        shard = cleaned(shard, tallies["clean"])
         lines = short_lines(shard, work.config)
-    tallies = {"select": chosen.to_dict(), "clean": stats.to_dict()}
-    others = {"lines": lines, "sources": Counter(shard.sources)}
-    work.finish(number, "cleaned", shard, tallies | others)
+    work.finish(number, "cleaned", shard, tallies, lines=lines, sources=Counter(shard.sources))
 
 
 @collection_paused()
@@ -138,9 +138,8 @@ def filter_shard(work: BuildFolder, number: int) -> None:
             hashes.append((exact, signatures.T))  # as a band of all documents is compared
     exact, signatures = map(partial(np.concatenate, axis=-1), zip(*hashes, strict=True))
     write_arrays(work.path(number, "marks.npz"), {"exact": exact, "bands": signatures})
-    account = {step: stats.to_dict() for step, stats in tallies.items()}
-    others = {"documents": sum(map(len, kept)), "overlaps": overlaps}
-    work.finish(number, "filtered", Shard.joined(kept), account | others)
+    facts = {"documents": sum(map(len, kept)), "overlaps": overlaps}
+    work.finish(number, "filtered", Shard.joined(kept), tallies, **facts)
     work.path(number, "cleaned").unlink()
 
 
@@ -164,15 +163,14 @@ def finalize_shard(work: BuildFolder, number: int, twins: NDArray[np.uint8]) -> 
         rows = np.flatnonzero(twins == 0).tolist()
         overlaps = {row: found[str(old)] for row, old in enumerate(rows) if str(old) in found}
         shard = decontaminated(shard, overlaps, work.config, tallies["decontaminate"])
-    account = {step: stats.to_dict() for step, stats in tallies.items()}
     draws = seeded_hashes(shard.places, work.config.seed)
     sizes = {"characters": shard.texts.characters, "draws": draws}
     write_arrays(work.path(number, "sizes.npz"), sizes)
-    others = {"source": run_lengths(shard.sources), "control": count_control_names(shard.texts)}
+    facts = {"source": run_lengths(shard.sources), "control": count_control_names(shard.texts)}
     with atomic_write(work.path(number, "lines")) as file:
         for batch in shard.batches():
             file.write(json_lines(batch))
-    work.record(number, "lines", account | others)
+    work.record(number, "lines", tallies, **facts)
     work.path(number, "filtered").unlink()
 
 

@@ -21,7 +21,7 @@ from malmoi.evaluation.kinds import custom_task
 from malmoi.finetuning.finetune import FinetuneResult, run_finetuning
 from malmoi.inference import Model, load
 from malmoi.inference.embed import Float32Array
-from malmoi.messages import StatusLog, msg, translate
+from malmoi.messages import logger, msg, translate
 from malmoi.metrics.labels import confusion
 from malmoi.pair import BERT
 from malmoi.report.chart import page_chart
@@ -108,7 +108,6 @@ def _name(story: Story, name: str) -> str:
     return translate(name) + (f" ({min(runs):.0%}–{max(runs):.0%})" if runs else "")
 
 
-logger = StatusLog(__name__)
 HELD_OUT_DOCUMENTS = 6  # one document in this many
 
 

@@ -2,18 +2,15 @@
 
 import random
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any, Literal
 
+from malmoi.system.packages import read_toml
 from malmoi.text.sources import KOREAN_TEXTS, korean_pieces, sotu_messages
 
 TASK = "order"  # names the label's column and the model's folder
-TEXTS: dict[str, dict[str, Any]] = tomllib.loads(
-    (files("malmoi.demo") / "texts.toml").read_text("utf-8")
-)
+TEXTS: dict[str, dict[str, Any]] = read_toml("malmoi.demo", "texts.toml")
 # a sentence, or its words in random order: counting words cannot tell
 ORDERS = {language: tuple(text["labels"]) for language, text in TEXTS.items()}
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+")

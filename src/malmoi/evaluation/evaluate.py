@@ -33,7 +33,7 @@ from malmoi.inference import Model, load
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import SENTENCE, TAGS, task_heads
 from malmoi.inference.translation import BEAMS
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.metrics import METRICS, score_predictions, texts
 from malmoi.metrics.labels import (
     apply_temperature,
@@ -50,8 +50,6 @@ from malmoi.text.pairs import read_pairs, split_pair
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.extend import unknown_note
-
-logger = StatusLog(__name__)
 
 
 def evaluate_model(

@@ -50,8 +50,9 @@ def load_examples(task: Task, sources: RowSource, *, skip_bad: bool = False) -> 
         more = len(bad) - MAX_BAD_ROWS_SHOWN
         shown = joined("; ", bad[:MAX_BAD_ROWS_SHOWN])
         shown += msg("; and {count} more", count=more) if more > 0 else ""
-        sentence = "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True)."
-        raise MalmoiError(sentence, shown=shown)
+        raise MalmoiError(
+            "{shown}. Fix the file, or skip such rows with --skip-bad (skip_bad=True).", shown=shown
+        )
     ensure(found, "There are no examples in {name}.", name=source_name(sources))
     notes = list(_notes(task, found, bad))
     if left := len(read) - len(found):
@@ -189,8 +190,12 @@ def label_names(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
     if len(alike) < 2:
         label = next(iter(alike))
         shown = msg("the label {label!r:.60}", label=label) if label != () else msg("no label")
-        sentence = "All {n:,} rows (from {place} on) have {shown}: there is nothing to learn."
-        raise MalmoiError(sentence, n=len(examples), place=examples[0].place, shown=shown)
+        raise MalmoiError(
+            "All {n:,} rows (from {place} on) have {shown}: there is nothing to learn.",
+            n=len(examples),
+            place=examples[0].place,
+            shown=shown,
+        )
     return kind.class_names or task.labels or tuple(sorted(used, key=_order))
 
 
@@ -222,6 +227,11 @@ def files_in(task: Task, source: str | Path) -> tuple[Path, Path | None]:
     if not path.is_dir():
         return path, None
     train, dev = ([p for p in sorted(path.glob(pattern)) if p.is_file()] for pattern in task.files)
-    sentence = "The folder {path} has no file {files!r} for the task {task}."
-    ensure(train, sentence, path=path, files=task.files[0], task=task.name)
+    ensure(
+        train,
+        "The folder {path} has no file {files!r} for the task {task}.",
+        path=path,
+        files=task.files[0],
+        task=task.name,
+    )
     return train[0], dev[0] if dev else None

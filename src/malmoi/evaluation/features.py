@@ -25,14 +25,12 @@ from malmoi.inference.predict import (
 from malmoi.inference.score import ScoredRow, token_logprobs
 from malmoi.inference.spans import answer_questions, tag_words
 from malmoi.inference.writing import AnswerRow, as_messages, encode_answer, write_answers
-from malmoi.messages import StatusLog, msg
+from malmoi.messages import logger, msg
 from malmoi.metrics.labels import apply_temperature, best_label_thresholds, best_temperature
 from malmoi.metrics.texts import best_threshold, bleu
 from malmoi.tokenizer import Tokenizer, TokenRow
 from malmoi.tokenizer.windows import ContextWindow, context_windows, word_pieces
 from malmoi.training.losses import IGNORE_LABEL
-
-logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True)
@@ -217,8 +215,12 @@ def _note_cuts(examples: Sequence[Example], rows: Sequence[AnswerRow], length: i
     if n := sum(row.answer_cut and bool(row.spans) for row in rows):
         logger.warning(cut, n=n, what=msg("answers do not fit"), **about)
     if lost := [e.place for e, row in zip(examples, rows, strict=True) if not row.spans]:
-        full = "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer."
-        logger.warning(full, n=len(lost), many=len(rows), first=lost[0])
+        logger.warning(
+            "{n:,} of {many:,} rows are skipped, the first at {first}: no room for an answer.",
+            n=len(lost),
+            many=len(rows),
+            first=lost[0],
+        )
 
 
 def similarity_items(examples: Sequence[Example], view: FeatureView) -> Iterator[TrainingItem]:

@@ -19,14 +19,12 @@ from malmoi.evaluation.task import KIND_ALIASES, Task, read_columns
 from malmoi.evaluation.tasks import TASKS, language_modelling, named_task, spans
 from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.untrusted import read_object
 from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import read_sample
 from malmoi.text.records import column_named
 from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files, text_lines
-
-logger = StatusLog(__name__)
 
 FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
 HEAD_LINES = 50  # read to recognise a format
@@ -46,8 +44,11 @@ def task_on_columns(name: str, **columns: Any) -> Task:
     if name in KINDS or name in KIND_ALIASES:
         return custom_task(name, **given)
     if given:
-        sentence = "The task {name} has its own columns; --{next} is for a kind such as writing."
-        raise UsageError(sentence, name=name, next=next(iter(given)))
+        raise UsageError(
+            "The task {name} has its own columns; --{next} is for a kind such as writing.",
+            name=name,
+            next=next(iter(given)),
+        )
     return named_task(name)
 
 

@@ -410,8 +410,13 @@ def by_metric(task: Task, metric: str) -> Task:
         load_installed_plugins()
     own = {*metric_names(task), *KIND_METRICS[task.kind]}
     fits = own | (metrics_like(own) - METRIC_ALIASES.keys())
-    sentence = "The metric {name!r} is not one of {task}'s. Use one of {fits}."
-    require_that(name in fits, sentence, name=metric, task=task.name, fits=", ".join(sorted(fits)))
+    require_that(
+        name in fits,
+        "The metric {name!r} is not one of {task}'s. Use one of {fits}.",
+        name=metric,
+        task=task.name,
+        fits=", ".join(sorted(fits)),
+    )
     return replace(task, metrics=(name, *(one for one in metric_names(task) if one != name)))
 
 

@@ -3,7 +3,6 @@
 import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from malmoi.errors import UsageError, explained, nearest, require_known, require
 from malmoi.evaluation.task import Example, Task
 from malmoi.messages import msg
 from malmoi.metrics.labels import entities
+from malmoi.system.packages import read_toml
 
 NO_ANSWER = "unanswerable"  # the answer if the context holds none
 NO_NAMES = "none"
@@ -44,8 +44,11 @@ class TaskPrompt:
     @property
     def shown(self) -> str:
         """The prompt with its right answer, as an example for other items."""
-        sentence = "An example without an answer cannot be used in a prompt: {query!r:.80}."
-        gold = required(self.gold, sentence, query=self.query)
+        gold = required(
+            self.gold,
+            "An example without an answer cannot be used in a prompt: {query!r:.80}.",
+            query=self.query,
+        )
         return self.query + self.choices[gold] + self.ending
 
 
@@ -62,8 +65,7 @@ def _query(task: Task, example: Example) -> str:
         raises=UsageError,
         task=task.name,
     ):
-        query = task.prompt.format(text=example.text, pair=example.pair or "")
-    return query
+        return task.prompt.format(text=example.text, pair=example.pair or "")
 
 
 def _written_prompt(task: Task, example: Example, *golds: str) -> TaskPrompt:
@@ -162,8 +164,7 @@ def write_prompt(task: Task, example: Example) -> TaskPrompt:
 @cache
 def templates() -> dict[str, dict[str, dict[str, Any]]]:
     """All templates by task and name."""
-    found = files("malmoi.evaluation.in_context") / "templates.toml"
-    return tomllib.loads(found.read_text("utf-8"))
+    return read_toml("malmoi.evaluation.in_context", "templates.toml")
 
 
 def templated(task: Task, name: str | None) -> Task:
@@ -178,8 +179,13 @@ def templated(task: Task, name: str | None) -> Task:
             given = tomllib.loads(Path(name).read_text("utf-8"))
         return _changed(task, given, name)
     hint = nearest(name, known) or msg(" Write one in a .toml file and give that file.")
-    sentence = "The task {task} has no template {name!r}.{hint}"
-    require_that(name in known, sentence, task=task.name, name=name, hint=hint)
+    require_that(
+        name in known,
+        "The task {task} has no template {name!r}.{hint}",
+        task=task.name,
+        name=name,
+        hint=hint,
+    )
     return _changed(task, known[name], name)
 
 

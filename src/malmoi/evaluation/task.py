@@ -201,8 +201,12 @@ def _indicators(names: Sequence[str], row: DataRow) -> tuple[str, ...] | None:
         return None
     values = {name: None if row[name] is None else row.number(name) for name in names}
     for name, number in values.items():
-        wrong = "the label {name!r} must be 0 or 1, not {value!r:.40}"
-        row.require(number in (0, 1), wrong, name=name, value=row[name])
+        row.require(
+            number in (0, 1),
+            "the label {name!r} must be 0 or 1, not {value!r:.40}",
+            name=name,
+            value=row[name],
+        )
     return tuple(name for name in names if values[name])
 
 

@@ -22,13 +22,11 @@ from malmoi.finetuning.candidates import Gain, held_out_score, paired_gain
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.finetune import FinetuneResult
 from malmoi.finetuning.task_data import FinetuneData, load_data
-from malmoi.messages import StatusLog, msg, quiet_logs
+from malmoi.messages import logger, msg, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.pair import BERT
 from malmoi.text.rows import RowSource
 from malmoi.tokenizer.extend import unknown_note
-
-logger = StatusLog(__name__)
 
 MAX_ROWS = 300  # that each model reads
 QUICK_ROWS = 100  # that each reads where only a sentence is asked for

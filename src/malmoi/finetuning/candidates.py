@@ -17,12 +17,10 @@ from typing import Any
 from malmoi.evaluation.evaluate import score_examples
 from malmoi.evaluation.features import Outcome
 from malmoi.finetuning.task_data import FinetuneData
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.metrics import goodness
 from malmoi.system.files import write_text
 from malmoi.system.untrusted import read_object
-
-logger = StatusLog(__name__)
 
 RECORD = "search.json"
 GROUPS = 25  # of rows; an error from so many is itself exact to a seventh
@@ -65,8 +63,6 @@ def paired_gain(score: Score, base: Outcome, other: Outcome) -> Gain:
     def gain(places: Sequence[int]) -> float:
         return score(other, places) - score(base, places)
 
-    if rows == 1:
-        return Gain(gain([0]), math.inf)  # of which nothing can be left out
     if rows == 1:
         return Gain(gain([0]), math.inf)  # of which nothing can be left out
     without = [gain([i for i in range(rows) if i % groups != out]) for out in range(groups)]

@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any, Literal
 
 from malmoi.adapters.config import AdapterConfig
-from malmoi.errors import require, require_that
+from malmoi.errors import require_that
 from malmoi.messages import msg, plural
-from malmoi.settings import Config, find_problem, option, setting
+from malmoi.settings import Config, option, require_bounds, setting
 from malmoi.training.recipe import SCHEDULES, TrainConfig
 
 # Devlin et al. 2019 appendix A.3
@@ -181,8 +181,7 @@ class FinetuneConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         SCHEDULES.find(self.schedule)
-        problem = find_problem(self)
-        require("Invalid settings", not problem, problem)
+        require_bounds(self, "Invalid settings")
 
     @property
     def trains_all(self) -> bool:

@@ -31,14 +31,12 @@ from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.predictors import LABEL_SET, NUMBER, ONE_LABEL, TaskHead
 from malmoi.inference.zero_shot import descriptions, prompt_language
 from malmoi.interpret.probe import fit_linear
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.model import Network
 from malmoi.model.heads import LinearHead
 from malmoi.system.optimizers import lean
 from malmoi.training.losses import ForwardPass, Objective
 from malmoi.training.losses.base import Term
-
-logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ a linear head, solved for
 

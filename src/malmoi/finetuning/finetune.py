@@ -27,7 +27,7 @@ from malmoi.finetuning.run import run_once
 from malmoi.finetuning.search import FIRST_TIME, search_settings
 from malmoi.finetuning.task_data import MAX_FEW_ROWS, FinetuneData, Protocol, classes_in, load_data
 from malmoi.inference import Model
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.metrics import goodness, mean_with_error
 from malmoi.model import Network
 from malmoi.system.machine import per_device
@@ -37,8 +37,6 @@ from malmoi.system.storage import working_copy
 from malmoi.text.rows import RowSource
 from malmoi.training.log import check_trackers
 from malmoi.training.parallel import join_process_group
-
-logger = StatusLog(__name__)
 
 
 @dataclass(frozen=True, repr=False)

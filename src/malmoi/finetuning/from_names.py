@@ -26,10 +26,8 @@ from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.embed import pair_cosines, sentence_vectors
 from malmoi.inference.spans import OUTSIDE_TAG
 from malmoi.inference.zero_shot import phrase_scores
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.tokenizer.windows import WordPieces, word_pieces
-
-logger = StatusLog(__name__)
 
 
 def rows_by_names(

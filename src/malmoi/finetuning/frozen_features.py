@@ -6,7 +6,6 @@ file named by a hash of the weights, the layers and the rows.
 
 import hashlib
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +25,16 @@ from malmoi.evaluation.task import Task
 from malmoi.finetuning.config import FinetuneConfig
 from malmoi.inference.batches import model_inputs
 from malmoi.inference.embed import check_layers
-from malmoi.messages import StatusLog, plural
+from malmoi.messages import logger, plural
 from malmoi.model import FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.model.trunks import STATE_DTYPE
-from malmoi.system.files import scratch_folder
+from malmoi.system.files import atomic_write
 from malmoi.system.limits import format_size
+from malmoi.system.native import cache_or_temporary
 from malmoi.system.progress import Progress, report_progress
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches
-
-logger = StatusLog(__name__)
 
 STATES_FORMAT = 3
 BYTES_PER_NUMBER = 2  # half precision
@@ -153,8 +151,7 @@ class HiddenStateCache:
         self.shape = (len(network.features.layers), network.config.width)
         shape = (ends[-1], *self.shape)
         size = math.prod(shape) * BYTES_PER_NUMBER
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = cache / "malmoi" / "states" / f"{_fingerprint(network, ordered)}.f16"
+        path = cache_or_temporary("states") / f"{_fingerprint(network, ordered)}.f16"
         if path.is_file() and path.stat().st_size == size:
             many = plural(len(ordered), "row")
             logger.info("The hidden states of {rows} are loaded from {path}.", rows=many, path=path)
@@ -186,13 +183,9 @@ def _fingerprint(network: Network, rows: Mapping[bytes, TokenRow]) -> str:
 
 def _compute(network: Network, rows: Sequence[TokenRow], path: Path, size: int) -> None:
     """Runs the trunk once over all rows and writes its layers atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     _check_room(path.parent, size)
-    with scratch_folder(path.parent) as beside, (beside / path.name).open("wb") as file:
+    with atomic_write(path) as file:
         _write(network, rows, file)
-        file.flush()
-        os.fsync(file.fileno())
-        Path(file.name).replace(path)
     logger.info("{size:,.0f} MB of hidden states are cached in {path}.", size=size / 1e6, path=path)
 
 

@@ -21,9 +21,7 @@ from malmoi.finetuning.config import FINER_OUTPUT, FinetuneConfig
 from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.inference import Model
-from malmoi.messages import StatusLog
-
-logger = StatusLog(__name__)
+from malmoi.messages import logger
 
 CHUNK = 256  # rows whose cosines with all others are held at a time
 Trial = Callable[[FinetuneData, FinetuneConfig, Path, float], FinishedRun]

@@ -22,7 +22,7 @@ from malmoi.finetuning.config import FinetuneConfig
 from malmoi.finetuning.task_data import FinetuneData, file_names
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import TAGS
-from malmoi.messages import StatusLog, msg, translate
+from malmoi.messages import logger, msg, translate
 from malmoi.model import count_parameters
 from malmoi.report.console import format_duration
 from malmoi.report.page import machine_name
@@ -33,7 +33,6 @@ from malmoi.system.run_folder import FINISHED, RunFolder, read_metrics
 from malmoi.system.untrusted import JsonObject
 from malmoi.training.state import discard_states
 
-logger = StatusLog(__name__)
 ALWAYS_ANSWER = float("inf")  # threshold of a model that never predicts "no answer"
 REMOVED = {"rdrop": 0.0}  # settings that are gone, as they were where they changed nothing
 HELD_OUT = "held_out"  # name of the held-out rows' metrics in finetune.json

@@ -36,7 +36,7 @@ from malmoi.finetuning.trainer import LM_WEIGHTS, FinetuneTrainer
 from malmoi.finetuning.unlabelled import learn_clouds
 from malmoi.inference.predict import Predictor
 from malmoi.inference.predictors import NUMBER
-from malmoi.messages import StatusLog, measured, msg, plural
+from malmoi.messages import logger, measured, msg, plural
 from malmoi.metrics import goodness
 from malmoi.model import Network
 from malmoi.system.progress import part_of
@@ -45,8 +45,6 @@ from malmoi.training.loss_module import LossModule
 from malmoi.training.losses import Objective, lm
 from malmoi.training.losses.task import answer_loss
 from malmoi.training.signals import Stopped, StopSignals
-
-logger = StatusLog(__name__)
 
 READ_SECONDS = 25.0  # of the training rows
 JUDGE_SECONDS = 8.0  # of the held-out rows, and of the evaluation rows

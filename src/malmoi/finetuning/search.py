@@ -26,9 +26,7 @@ from malmoi.finetuning.results import FinishedRun
 from malmoi.finetuning.run import run_once, run_trial
 from malmoi.finetuning.task_data import FinetuneData
 from malmoi.finetuning.unlabelled import taught
-from malmoi.messages import StatusLog, msg, plural
-
-logger = StatusLog(__name__)
+from malmoi.messages import logger, msg, plural
 
 FIRST_TIME = 0.9  # share of the budget for the first run, whose evaluation takes an unknown time
 TRAINING_TIME = 0.9  # share of the time left that is trained for, the rest is for evaluations

@@ -43,7 +43,7 @@ from malmoi.finetuning.task_network import MAX_ROW_TOKENS
 from malmoi.inference.predict import Predictor, Verbalizer
 from malmoi.inference.spans import OUTSIDE_TAG
 from malmoi.inference.zero_shot import ZERO_SHOT_PROMPTS, label_words, prompt_language
-from malmoi.messages import StatusLog, joined, msg, plural
+from malmoi.messages import joined, logger, msg, plural
 from malmoi.model import Network, count_parameters
 from malmoi.model.heads import LABEL_HEADS
 from malmoi.settings import Config
@@ -229,8 +229,6 @@ def _halves(words: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
 def _plain(row: Example) -> tuple[str, ...]:
     return tuple(f" {PART_END} ".join((*row.texts, *row.choices)).casefold().split())
 
-
-logger = StatusLog(__name__)
 
 FEWEST_ROWS = 10  # with fewer rows, all labels may differ: it may just be a trial
 

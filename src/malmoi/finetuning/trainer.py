@@ -20,6 +20,7 @@ from malmoi.kernels.cuda_graphs import StepReplay, sent_to
 from malmoi.messages import msg, plural
 from malmoi.metrics import is_better
 from malmoi.model import Network
+from malmoi.system.groups import grouped
 from malmoi.system.progress import Progress
 from malmoi.tokenizer.padding import Ids, pad_to_width
 from malmoi.training.data.background import prefetched
@@ -282,9 +283,7 @@ def _layered(optimizers: list[torch.optim.Optimizer], network: Network, decay: f
         groups = list(optimizer.param_groups)
         optimizer.param_groups.clear()
         for group in groups:
-            by_depth: dict[int, list[Any]] = {}
-            for p in group["params"]:
-                by_depth.setdefault(depth.get(id(p), 0), []).append(p)
+            by_depth = grouped((depth.get(id(p), 0), p) for p in group["params"])
             for below, params in by_depth.items():
                 optimizer.param_groups.append(
                     {**group, "params": params, "lr": group["lr"] * decay**below}

@@ -32,11 +32,9 @@ from malmoi.inference import Model
 from malmoi.inference.predict import word_logprobs
 from malmoi.inference.zero_shot import label_scores
 from malmoi.interpret.probe import fit_linear
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.machine import per_device
 from malmoi.training.losses.distil import Distillation
-
-logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ clouds
 

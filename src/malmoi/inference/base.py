@@ -105,8 +105,11 @@ class LoadedModel:
             "This model cannot {verb}: it translates. Use translate.",
             verb=verb,
         )
-        sentence = "This model cannot {verb}: it generates text from features. Use describe."
-        require_that(not c.feature_count, sentence, verb=verb)
+        require_that(
+            not c.feature_count,
+            "This model cannot {verb}: it generates text from features. Use describe.",
+            verb=verb,
+        )
 
     def _require_head(self, head: str, verb: str) -> None:
         self._require_text_input(verb)
@@ -193,8 +196,12 @@ def open_for_use(
         if this_machine().inference_dtype(where.type, named) == named:
             return checkpoint
         hush_emulation()
-        note = "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype"
-        return _noted(checkpoint, note, name=_name(named), msg=msg(PLACES[where.type]))
+        return _noted(
+            checkpoint,
+            "{name} is emulated on this {msg} and is many times slower than fp32; omit --dtype",
+            name=_name(named),
+            msg=msg(PLACES[where.type]),
+        )
     return (_open_quantized if checkpoint.bits else _as_stored)(checkpoint, where)
 
 
@@ -243,8 +250,13 @@ def _open_quantized(checkpoint: Checkpoint, where: torch.device) -> Checkpoint:
     checkpoint.network.to(where, computed)
     elsewhere = msg("our kernel for {bits} bits runs on CPUs only", bits=bits)
     reason = why_not() if where.type == "cpu" else elsewhere
-    note = "the weights of {bits} bits are computed in {name} and take its memory: {reason}"
-    return _noted(checkpoint, note, bits=bits, name=_name(computed), reason=reason)
+    return _noted(
+        checkpoint,
+        "the weights of {bits} bits are computed in {name} and take its memory: {reason}",
+        bits=bits,
+        name=_name(computed),
+        reason=reason,
+    )
 
 
 def _noted(checkpoint: Checkpoint, note: str, **values: object) -> Checkpoint:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from malmoi.model import Network
+from malmoi.system.groups import grouped
 from malmoi.system.threads import inference_threads
 from malmoi.tokenizer import Encoding, TokenRow
 from malmoi.tokenizer.padding import forward_limits, keep_mask, length_batches, pad
@@ -16,10 +17,7 @@ K = TypeVar("K")
 
 def rows_by(values: Iterable[K]) -> dict[K, list[int]]:
     """The numbers of the rows that share each value."""
-    found: dict[K, list[int]] = {}
-    for i, value in enumerate(values):
-        found.setdefault(value, []).append(i)
-    return found
+    return grouped((value, i) for i, value in enumerate(values))
 
 
 def in_order(batches: Iterable[tuple[Sequence[int], Iterable[T]]]) -> list[T]:

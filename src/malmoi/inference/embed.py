@@ -13,11 +13,9 @@ from malmoi.checkpoint.sentence_pooling import SentencePooling
 from malmoi.errors import UsageError, require_known, require_that
 from malmoi.inference.batches import in_order, model_batches
 from malmoi.inference.predict import Prediction, Predictor, TextOrPair, encode_rows
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.model import Activations, Network
 from malmoi.tokenizer import Encoding, TokenRow
-
-logger = StatusLog(__name__)
 
 Float32Array = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Pool = Literal["auto", "mean", "cls", "none"]  # auto: the folder's setting, else mean

@@ -205,10 +205,12 @@ class Engine:
         request = TokenStream(job, self.model, self.capacity, owner, on_chunk)
         with self.changed:
             ensure(not self.closing, "The engine is closing and takes no more requests.")
-            if len(self.waiting) >= self.queue:
-                raise QueueFull(
-                    "{queue} requests are waiting already; try again later.", queue=self.queue
-                )
+            ensure(
+                len(self.waiting) < self.queue,
+                "{queue} requests are waiting already; try again later.",
+                raises=QueueFull,
+                queue=self.queue,
+            )
             self.waiting.append(request)
             self.changed.notify()
         return request

@@ -1,6 +1,5 @@
 """Exports a model as a single file for ONNX Runtime or llama.cpp."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -12,11 +11,11 @@ from malmoi.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from malmoi.checkpoint.save_folder import model_json
 from malmoi.checkpoint.sentence_pooling import write_sentence_pooling
 from malmoi.errors import require_known, require_that
+from malmoi.messages import logger
 from malmoi.system.files import output_folder, require_free, write_json
 from malmoi.system.paths import is_adapter
 from malmoi.system.result import Result
 
-logger = logging.getLogger(__name__)
 ExportFormat = Literal["onnx", "gguf"]
 
 
@@ -32,8 +31,11 @@ class ExportResult(Result):
 
 def read_whole(model: str | Path, dtype: torch.dtype | None = None) -> Checkpoint:
     """Loads a full model; an adapter must be merged into its base first."""
-    sentence = "{model} is an adapter; merge it first: malmoi merge --model {model} --out DIR"
-    require_that(not is_adapter(model), sentence, model=model)
+    require_that(
+        not is_adapter(model),
+        "{model} is an adapter; merge it first: malmoi merge --model {model} --out DIR",
+        model=model,
+    )
     return read_checkpoint(model, dtype=dtype)
 
 
@@ -57,8 +59,12 @@ def export_model(
     suffix = out.suffix.removeprefix(".")
     chosen = cast(ExportFormat, format or suffix)
     require_known(chosen, get_args(ExportFormat), "There is no format {name!r} to export to.{hint}")
-    sentence = "--out {out} should be a file whose name ends in .{chosen}."
-    require_that(suffix == chosen, sentence, out=out, chosen=chosen)
+    require_that(
+        suffix == chosen,
+        "--out {out} should be a file whose name ends in .{chosen}.",
+        out=out,
+        chosen=chosen,
+    )
     require_that(not out.is_dir(), "{out} is a folder; --out names a file here.", out=out)
     require_free(out, overwrite=overwrite)
     checkpoint = read_whole(model, torch.float32)

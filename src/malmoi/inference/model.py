@@ -177,8 +177,12 @@ class Model(LanguageModel, Interpretation):
         require_that(ends, "This model's tokenizer has no end-of-text token.")
         start = self.checkpoint.generation_setting("decoder_start_token_id")
         start = ends[0] if start is None else start
-        sentence = "This model's decoder_start_token_id is {start}, and it has {vocab} tokens."
-        require_that(start < vocab, sentence, start=start, vocab=vocab)
+        require_that(
+            start < vocab,
+            "This model's decoder_start_token_id is {start}, and it has {vocab} tokens.",
+            start=start,
+            vocab=vocab,
+        )
         banned = banned_tokens(self.checkpoint.generation_setting("bad_words_ids") or [], vocab)
         return Translator(self.network, start, ends[0], self.tokenizer.specials.pad or 0, banned)
 
@@ -192,8 +196,12 @@ class Model(LanguageModel, Interpretation):
         require_that(c.feature_count, "This model cannot describe: it was trained on no features.")
         room = c.context - c.feature_count
         limit = min(max_new_tokens, room)
-        sentence = "max_new_tokens={limit}: after the features there is room for {room}."
-        require_that(limit >= 1, sentence, limit=limit, room=room)
+        require_that(
+            limit >= 1,
+            "max_new_tokens={limit}: after the features there is room for {room}.",
+            limit=limit,
+            room=room,
+        )
         network = self.network
         end = min(self._ends)
         given = torch.tensor(np.array(features, np.float32), device=network.device)
@@ -295,8 +303,12 @@ class Model(LanguageModel, Interpretation):
         if not truncate:
             note_truncated(listed, encodings, reader._longest)
         known = self.config.segments
-        lacks = "This model has no language {language}: it has {known} segments."
-        require_that(0 <= language < max(1, known), lacks, language=language, known=known)
+        require_that(
+            0 <= language < max(1, known),
+            "This model has no language {language}: it has {known} segments.",
+            language=language,
+            known=known,
+        )
         if language:  # a segment of a model that was trained on pairs
             encodings = [replace(e, segments=[language] * len(e.tokens)) for e in encodings]
         read = (layers,) if isinstance(layers, int) else tuple(layers)
@@ -355,8 +367,11 @@ class Model(LanguageModel, Interpretation):
         found = head.predict(self.predictor, inputs)
         if found and not isinstance(found[0], get_origin(kind) or kind):
             own = type(found[0]).__name__
-            sentence = "This model predicts {own}, not {kind}: give its own kind, or none."
-            raise UsageError(sentence, own=own, kind=kind.__name__)
+            raise UsageError(
+                "This model predicts {own}, not {kind}: give its own kind, or none.",
+                own=own,
+                kind=kind.__name__,
+            )
         return found[0] if alone else found
 
     # ------------------------------------------------------------------ its training text

@@ -103,8 +103,9 @@ def truncate_text(tokenizer: Tokenizer, text: str, room: int) -> str:
 
 def mask_token(tokenizer: Tokenizer) -> int:
     """The id of the tokenizer's [MASK]; raises an error if it has none."""
-    sentence = "This model's tokenizer has no mask token, so it cannot fill gaps."
-    return required(tokenizer.specials.mask, sentence)
+    return required(
+        tokenizer.specials.mask, "This model's tokenizer has no mask token, so it cannot fill gaps."
+    )
 
 
 def start_token(tokenizer: Tokenizer) -> int:

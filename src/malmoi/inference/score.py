@@ -344,8 +344,12 @@ def _sliding(network: Network, tokens: list[int], stride: int | None) -> list[fl
     """Each token's log-probability given at least context − stride earlier tokens, if any."""
     context = network.config.context
     stride = context // 2 or 1 if stride is None else stride
-    sentence = "stride must be at least 1 and less than the context of {context}, not {stride}."
-    require_that(1 <= stride < context, sentence, context=context, stride=stride)
+    require_that(
+        1 <= stride < context,
+        "stride must be at least 1 and less than the context of {context}, not {stride}.",
+        context=context,
+        stride=stride,
+    )
     found = token_logprobs(network, score_windows(tokens, context, stride))
     return [logprob for logprobs, _ in found for logprob in logprobs]
 

@@ -147,8 +147,11 @@ def answer_questions(
 ) -> list[Answer]:
     """The best spans: max S·T_i + E·T_j, or none if s_null > s_best + threshold (BERT §4.3)."""
     for one in questions:
-        sentence = "A question needs its context: give (question, context), not {one!r:.60}."
-        require_that(not isinstance(one, str) and len(one) == 2, sentence, one=one)
+        require_that(
+            not isinstance(one, str) and len(one) == 2,
+            "A question needs its context: give (question, context), not {one!r:.60}.",
+            one=one,
+        )
     length = reading.max_tokens
     stride = min(reading.stride, length)
     cut = reading.encode(context_windows, reading.tokenizer, tuple(questions), length, stride)

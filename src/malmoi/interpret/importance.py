@@ -421,5 +421,8 @@ def target_index(subject: Subject, target: str) -> int:
     """The class of a target: a label or a token."""
     if subject.labels_texts:
         return subject.label_index(target)
-    sentence = "This model's vocabulary has no token {target!r:.60}."
-    return required(subject.tokenizer.id(target), sentence, target=target)
+    return required(
+        subject.tokenizer.id(target),
+        "This model's vocabulary has no token {target!r:.60}.",
+        target=target,
+    )

@@ -197,8 +197,13 @@ def _entity_counts(gold: Tags, predicted: Tags) -> dict[str, list[int]]:
     check_paired(gold, predicted)
     counts: dict[str, list[int]] = {}
     for n, (g, p) in enumerate(zip(gold, predicted, strict=True), start=1):
-        sentence = "Sentence {n} has {tags} tags and {said} predicted ones."
-        require_that(len(g) == len(p), sentence, n=n, tags=len(g), said=len(p))
+        require_that(
+            len(g) == len(p),
+            "Sentence {n} has {tags} tags and {said} predicted ones.",
+            n=n,
+            tags=len(g),
+            said=len(p),
+        )
         wanted, said = entities(g), entities(p)
         for column, found in enumerate((wanted & said, said, wanted)):
             for label, _, _ in found:

@@ -107,8 +107,11 @@ def best_threshold(gold: Golds, predicted: Sequence[str], null: NumberSeq) -> Th
     check_paired(gold, predicted)
     check_paired(gold, null)
     missing = [n for n, score in enumerate(null, start=1) if math.isnan(score)]
-    sentence = "No threshold is best: the score of question {n} is NaN."
-    require_that(not missing, sentence, n="".join(map(str, missing[:1])))
+    require_that(
+        not missing,
+        "No threshold is best: the score of question {n} is NaN.",
+        n="".join(map(str, missing[:1])),
+    )
     has = [bool(golds) for golds in gold]
     score = best = float(sum(not h for h in has))
     threshold = float(np.min(null)) - 1  # below all scores: never answers

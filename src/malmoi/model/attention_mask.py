@@ -3,7 +3,6 @@
 B batch, T tokens (queries), K keys, H heads.
 """
 
-import logging
 import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from malmoi.messages import logger
 from malmoi.model.patterns import Layout, Pattern
 
 if TYPE_CHECKING:
     from malmoi.model.sparse import BlockParts, Tiling
 
-logger = logging.getLogger(__name__)
 
 # patterns that the packed-sequence (varlen) kernel handles without a mask
 PACKED_PATTERN = re.compile(r"full|causal|(?:causal & )?local:(?P<window>\d+)")

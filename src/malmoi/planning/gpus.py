@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from malmoi.errors import require_known, require_that
-from malmoi.settings import find_problem, option
+from malmoi.errors import require_known
+from malmoi.settings import option, require_bounds
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class PlanSettings:
     pue: float = option(1.2, "Power usage effectiveness (PUE) of the data centre.", ge=1)
 
     def __post_init__(self) -> None:
-        problem = find_problem(self)
-        require_that(not problem, problem)
+        require_bounds(self)
 
 
 GPUS = {

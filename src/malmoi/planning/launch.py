@@ -13,7 +13,7 @@ from string import Template
 from typing import Literal
 
 from malmoi.errors import ensure, require_that
-from malmoi.settings import Config, find_problem, option, setting
+from malmoi.settings import Config, option, require_bounds, setting
 from malmoi.system.machine import this_machine
 
 # what takes the filled template on its standard input; torchrun takes the place of this process
@@ -45,8 +45,7 @@ class Launch(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problem = find_problem(self)
-        require_that(not problem, problem)
+        require_bounds(self)
         require_that(
             self.engine != "torchrun" or self.nodes == 1 or self.host,
             "{nodes} machines need one where they meet: --host NAME, the same on all of them.",

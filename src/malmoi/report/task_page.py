@@ -19,6 +19,7 @@ from malmoi.metrics.labels import (
 )
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart
 from malmoi.report.page import render
+from malmoi.system.groups import grouped
 
 MAX_MISTAKES = 20
 MAX_SUSPECTS = 20
@@ -202,11 +203,11 @@ def is_correct(row: Row) -> bool:
 
 def likely_label_errors(rows: Sequence[Row]) -> list[Row]:
     """Rows as likely to have another label as rows of that label (Northcutt et al. 2021 eq. 2)."""
-    usual: dict[str, list[float]] = {}
-    for row in rows:
-        chance = row.get("probabilities", {}).get(row["label"])
-        if chance is not None:
-            usual.setdefault(row["label"], []).append(chance)
+    usual = grouped(
+        (row["label"], row["probabilities"][row["label"]])
+        for row in rows
+        if row["label"] in row.get("probabilities", {})
+    )
     mean = {label: sum(chances) / len(chances) for label, chances in usual.items()}
 
     def doubt(row: Row) -> float:

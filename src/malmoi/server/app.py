@@ -16,7 +16,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError
-from malmoi.messages import StatusLog, plural
+from malmoi.messages import logger, plural
 from malmoi.server import error_replies
 from malmoi.server.api import chat, completions, embeddings, predictions, service
 from malmoi.server.config import ServeConfig
@@ -25,7 +25,6 @@ from malmoi.server.link import Mailbox
 from malmoi.server.middleware import Metrics, RequestGuard, ServerState
 from malmoi.server.model_registry import ModelRegistry
 
-logger = StatusLog(__name__)
 API = (service, completions, chat, embeddings, predictions)
 # seconds in which connected clients still get a response
 LINGER_SECONDS = 0.3

@@ -5,8 +5,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, get_args
 
-from malmoi.errors import UsageError, require_known, require_that
-from malmoi.settings import find_problem, option, setting
+from malmoi.errors import require_known, require_that
+from malmoi.settings import option, require_bounds, setting
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOG_LEVELS = get_args(LogLevel)
@@ -51,8 +51,7 @@ class ServeConfig:
     log_level: LogLevel = option("info", "debug (with every request), info, warning or error.")
 
     def __post_init__(self) -> None:
-        if problem := find_problem(self):
-            raise UsageError(problem)
+        require_bounds(self)
         require_known(self.log_level, LOG_LEVELS, "There is no log level {name!r}.{hint}")
         require_that(
             self.api_key is None or (self.api_key.isascii() and self.api_key.strip()),

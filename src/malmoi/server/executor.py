@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 from torch import nn
 
-from malmoi.errors import require_that
+from malmoi.errors import ensure, require_that
 from malmoi.inference import Model
 from malmoi.inference.engine import GenerationJob, QueueFull, TextChunk, TokenStream
 from malmoi.messages import msg, plural
@@ -99,10 +99,12 @@ class ModelExecutor:
 
         Raises `QueueFull` when too many wait, ApiError 504 on a timeout.
         """
-        if self.pending >= self.settings.queue:
-            raise QueueFull(
-                "{queue} requests are waiting already; try again later.", queue=self.settings.queue
-            )
+        ensure(
+            self.pending < self.settings.queue,
+            "{queue} requests are waiting already; try again later.",
+            raises=QueueFull,
+            queue=self.settings.queue,
+        )
         work = Work(self, client, task)
         with self.lock:
             if self.closed is not None:

@@ -2,10 +2,8 @@
 
 import json
 import random
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +13,7 @@ from malmoi.errors import require_that
 from malmoi.evaluation.kinds import KINDS, custom_task
 from malmoi.evaluation.tasks import Task, named_task
 from malmoi.system.files import folder_lock, write_json, write_text
+from malmoi.system.packages import read_toml
 from malmoi.text.documents import read_documents
 from malmoi.text.rows import DataRow
 from malmoi.text.sentences import sentence_splitter
@@ -62,9 +61,7 @@ def evenly(rows: Sequence[T], count: int) -> list[T]:
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
-SETTINGS: dict[str, Any] = tomllib.loads(
-    (files("malmoi.studies") / "settings.toml").read_text("utf-8")
-)
+SETTINGS: dict[str, Any] = read_toml("malmoi.studies", "settings.toml")
 TASKS: dict[str, list[list[str]]] = SETTINGS["tasks"]
 
 

@@ -2,11 +2,9 @@
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,16 +13,15 @@ from malmoi.errors import require_known, require_that, required
 from malmoi.evaluation.evaluate import evaluate_model
 from malmoi.finetuning.finetune import run_finetuning
 from malmoi.inference import Model, load
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import logger, msg, plural
 from malmoi.settings import Config
 from malmoi.studies.data import json_lines
 from malmoi.system.files import write_text
 from malmoi.system.machine import pick_device, this_machine
+from malmoi.system.packages import read_toml
 from malmoi.text.documents import read_documents, require_documents
 from malmoi.training.pretrain import run_pretraining
 from malmoi.training.recipes import names_budget
-
-logger = StatusLog(__name__)
 
 HELD_OUT_EACH = 110  # one document in this many
 VALID_SHARE = 0.01  # of the training text, besides what the track holds out
@@ -63,7 +60,7 @@ class RecordEntry(Config):
 
 def read_ladder() -> tuple[dict[str, Track], list[RecordEntry]]:
     """Every track by name, and the entries, each track's best first."""
-    found = tomllib.loads((files("malmoi.studies") / "records.toml").read_text("utf-8"))
+    found = read_toml("malmoi.studies", "records.toml")
     tracks = {name: Track.from_dict(values) for name, values in found["tracks"].items()}
     entries = [RecordEntry.from_dict(values) for values in found.get("entries", ())]
 

@@ -17,6 +17,7 @@ from malmoi.report.page import machine_name, render
 from malmoi.studies.data import ROLE_COLUMNS
 from malmoi.studies.study import Study, Words
 from malmoi.system.files import write_json, write_text
+from malmoi.system.groups import grouped
 
 # suffixes of columns where lower is better
 LOWER_IS_BETTER = ("bits per byte", "perplexity", "loss", "seconds", "ms", "MB", "bits")
@@ -59,11 +60,8 @@ class StudyResults:
     @property
     def details(self) -> dict[str, list[str]]:
         """group → its columns."""
-        found: dict[str, list[str]] = {}
-        for column in self._every_column:
-            if ": " in column:
-                found.setdefault(column.split(": ")[0], []).append(column)
-        return found
+        parts = (column for column in self._every_column if ": " in column)
+        return grouped((column.split(": ")[0], column) for column in parts)
 
     def at(self, row: str, column: str) -> MeanWithError | None:
         values = self.table.get(row, {}).get(column)

@@ -27,7 +27,7 @@ import torch
 
 from malmoi import __version__
 from malmoi.errors import MalmoiError, ensure, require_that
-from malmoi.messages import StatusLog, msg, plural, quiet_logs
+from malmoi.messages import logger, msg, plural, quiet_logs
 from malmoi.model import count_parameters
 from malmoi.settings import Config
 from malmoi.studies.data import StudyData
@@ -47,8 +47,6 @@ from malmoi.training.prepare import SPECIAL
 from malmoi.training.pretrain import LONG_MINUTES, run_pretraining
 from malmoi.training.recipe import Recipe
 from malmoi.training.signals import Stopped, StopSignals
-
-logger = StatusLog(__name__)
 
 ONLY_FOR_TRAINING = ("train_state", "data")  # folders of a run that no measure reads
 MAX_WORKERS = 8  # each takes half a GB
@@ -90,8 +88,9 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
     plan = StudyPlan(scale, StudyData.prepare(kept / "data", options.data, scale.characters))
     seeds = range(options.seeds or scale.seeds)
     cells = study.cells(plan, seeds)
-    sentence = "The data has no task for the study {name}: give it with --data."
-    require_that(cells, sentence, name=study.name)
+    require_that(
+        cells, "The data has no task for the study {name}: give it with --data.", name=study.name
+    )
     workers = options.workers or free_workers(options.device)
     with folder_lock(kept):
         failed = run_cells(cells, kept, workers, options.device)
@@ -103,8 +102,12 @@ def run_study(study: Study, out: Path, options: StudyRunConfig) -> StudyResult:
         cells=len(cells),
     )
     facts = write_pages(study, scale.name, seeds, records, out) if records else {}
-    sentence = "{n} cells failed, the first with: {first}. The same command retries them."
-    ensure(not failed, sentence, n=len(failed), first="".join(failed[:1]).rstrip("."))
+    ensure(
+        not failed,
+        "{n} cells failed, the first with: {first}. The same command retries them.",
+        n=len(failed),
+        first="".join(failed[:1]).rstrip("."),
+    )
     return StudyResult(study.name, out, facts)
 
 

@@ -6,12 +6,10 @@ papers.toml: the paper, its numbers, its findings and the words of the page.
 
 import math
 import timeit
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +25,7 @@ from malmoi.metrics.texts import rouge_l
 from malmoi.model import count_parameters, preset
 from malmoi.studies.data import SETTINGS, StudyData, StudyTask
 from malmoi.system.machine import pick_device
+from malmoi.system.packages import read_toml
 from malmoi.system.untrusted import read_object
 from malmoi.text.rows import DataRow
 from malmoi.text.sentences import split_sentences
@@ -323,7 +322,7 @@ class Study:
 
 @cache
 def _records() -> dict[str, Any]:
-    return tomllib.loads((files("malmoi.studies") / "papers.toml").read_text("utf-8"))
+    return read_toml("malmoi.studies", "papers.toml")
 
 
 def named_study(name: str) -> Study:

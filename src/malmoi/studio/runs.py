@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,6 +25,7 @@ from malmoi.studies.data import evenly
 from malmoi.studio.attention_view import attention_view, layer_guesses
 from malmoi.studio.endpoint import Index, RunsFolder, ShortText, StudioRequest, router
 from malmoi.studio.routes import known_languages
+from malmoi.system.groups import grouped
 from malmoi.system.run_folder import read_metrics
 from malmoi.system.untrusted import read_object
 from malmoi.text.rows import any_rows
@@ -257,9 +257,7 @@ def pair_examples(source: Path | str) -> tuple[Example, ...]:
     first = next(iter(any_rows(source)), None)
     published = first is not None and "gold_label" in first.values
     task = named_task("kontrast" if published else "blimp")
-    groups: dict[str, list[Example]] = defaultdict(list)
-    for example in load_examples(task, source).rows:
-        groups[example.group].append(example)
+    groups = grouped((example.group, example) for example in load_examples(task, source).rows)
     limit = max(1, MAX_PAIRS // len(groups))
     # evenly spread: paradigms follow one another in a file
     return tuple(pair for some in groups.values() for pair in evenly(some, limit))
@@ -270,13 +268,12 @@ def score_examples(model: Model, pairs: tuple[Example, ...]) -> dict[str, Any]:
     texts = [text for pair in pairs for text in pair.choices]
     found = sentence_logprobs(model.network, model.tokenizer, texts)
     scored = []
-    right: dict[str, list[bool]] = defaultdict(list)
     for pair, both in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True):
         good, bad = pair.label, 1 - pair.label
         margin = both[good] - both[bad]  # log p(good) − log p(bad)
         shown = {"good": pair.choices[good], "bad": pair.choices[bad]}
         scored.append({"phenomenon": pair.group, **shown, "margin": margin})
-        right[pair.group].append(margin > 0)
+    right = grouped((one["phenomenon"], one["margin"] > 0) for one in scored)
     accuracy = {name: sum(some) / len(some) for name, some in right.items()}
     return {"accuracy": accuracy, "pairs": scored}  # accuracy by phenomenon
 

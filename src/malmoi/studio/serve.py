@@ -12,15 +12,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from malmoi.inference import Model
-from malmoi.messages import StatusLog, joined
+from malmoi.messages import joined, logger
 from malmoi.server.app import Server, address, create_app, listen
 from malmoi.server.config import ServeConfig
 from malmoi.server.model_registry import ModelRegistry
 from malmoi.server.workers import MultiServer, default_workers
 from malmoi.studio import ablation, attention_view, claims, few_shot, routes, runs, sentence_path  # noqa: F401  # each adds its views to the router
 from malmoi.studio.endpoint import router
-
-logger = StatusLog(__name__)
 
 
 def serve_models(

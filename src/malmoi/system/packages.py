@@ -1,6 +1,8 @@
-"""Packages that only some installations have."""
+"""Packages that only some installations have, and the tables in our own."""
 
+import tomllib
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 from malmoi.errors import explained
@@ -18,3 +20,8 @@ def optional_package(name: str, what: object, install: str = "") -> Any:
         install=install or package,
     ):
         return import_module(name)
+
+
+def read_toml(package: str, name: str) -> dict[str, Any]:
+    """A table that lies in a package of ours."""
+    return tomllib.loads((files(package) / name).read_text("utf-8"))

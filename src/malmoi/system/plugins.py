@@ -94,8 +94,9 @@ def load_installed_plugins() -> None:
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
     for point in entry_points(group=ENTRY_POINTS):
-        failed = "The installed plugin {value} failed: {type}: {error}."
-        with explained(Exception, failed, value=point.value):
+        with explained(
+            Exception, "The installed plugin {value} failed: {type}: {error}.", value=point.value
+        ):
             point.load()
 
 

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from malmoi.errors import MalmoiError, ensure, explained, first_line
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.files import file_checksum, flush_to_disk, folder_lock, write_text
 from malmoi.system.native import cache_or_temporary
 from malmoi.system.packages import optional_package
 from malmoi.system.untrusted import parse_object
 
-logger = StatusLog(__name__)
 T = TypeVar("T")
 
 ATTEMPTS = 4

@@ -55,8 +55,9 @@ class JsonObject(dict[str, Any]):
     ) -> int | D:
         value = self._typed(key, int, default)
         if self.get(key) is not None and not low <= cast(int, value) <= high:
-            whole = "a whole number from {low:,} to {high:,}"
-            raise self.wrong(key, msg(whole, low=low, high=high))
+            raise self.wrong(
+                key, msg("a whole number from {low:,} to {high:,}", low=low, high=high)
+            )
         return value
 
     def number(self, key: str, *, default: D = _REQUIRED) -> float | D:
@@ -184,8 +185,11 @@ def parse(text: str, where: str) -> Any:
 
 def _check_characters(value: Any, where: str) -> None:
     r"""Refuses lone surrogates (\ud800), which JSON can express and UTF-8 cannot."""
-    damage = "{where} holds half a character (a lone surrogate); it is damaged."
-    with explained(UnicodeEncodeError, damage, where=where):
+    with explained(
+        UnicodeEncodeError,
+        "{where} holds half a character (a lone surrogate); it is damaged.",
+        where=where,
+    ):
         json.dumps(value, ensure_ascii=False).encode()
 
 
@@ -213,8 +217,12 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> str:
     try:
         text = read_bytes(path, max_bytes=max_bytes).decode()
     except UnicodeDecodeError as error:
-        wrong = "{path} is not UTF-8 text: {reason} at byte {start}."
-        raise MalmoiError(wrong, path=path, reason=error.reason, start=error.start) from None
+        raise MalmoiError(
+            "{path} is not UTF-8 text: {reason} at byte {start}.",
+            path=path,
+            reason=error.reason,
+            start=error.start,
+        ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -12,7 +12,7 @@ from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 from malmoi.errors import ensure, explained
-from malmoi.messages import StatusLog, joined, msg
+from malmoi.messages import joined, logger, msg
 from malmoi.text.records import (
     CHAT_COLUMNS,
     LABEL_NAMES,
@@ -27,8 +27,6 @@ from malmoi.text.records import (
     unnamed_columns,
 )
 from malmoi.text.rows import BadRow, DataRow, RowSource, as_list, rows_of, source_name
-
-logger = StatusLog(__name__)
 
 READ_ROWS = 5000  # rows used for detection
 READ_CELLS = 2_000_000  # fewer rows of a table with thousands of columns

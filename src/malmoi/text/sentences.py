@@ -109,6 +109,7 @@ class KiwiSplitter:
 
 
 def sentence_splitter(name: str) -> Callable[[str], list[str]]:
-    sentence = "There is no method to split sentences called {name!r}.{hint}"
-    require_known(name, ("rules", "kiwi"), sentence)
+    require_known(
+        name, ("rules", "kiwi"), "There is no method to split sentences called {name!r}.{hint}"
+    )
     return split_sentences if name == "rules" else KiwiSplitter()

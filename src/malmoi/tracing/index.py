@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import ensure, require_that
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.system.files import DiskError, atomic_write
 from malmoi.system.machine import this_machine
 from malmoi.system.native import cache_or_temporary, native_functions
@@ -79,8 +79,6 @@ def sort_places(tokens: TokenArray, ends: NDArray[np.int64], vocab: int) -> Plac
     places = places[text[places] > 1]
     return places - np.cumsum(text == 1, dtype=np.int32)[places]
 
-
-logger = StatusLog(__name__)
 
 LONGEST = 1024  # tokens of a match; what goes on is the next match
 AROUND = 96  # tokens before and after a match in which its sentence is sought

@@ -9,7 +9,7 @@ import numpy as np
 
 from malmoi.errors import require_that
 from malmoi.inference.score import ScoredRow, token_logprobs
-from malmoi.messages import StatusLog, msg
+from malmoi.messages import logger, msg
 from malmoi.system.result import Result
 from malmoi.tracing.index import Lengths, Passage, TextIndex, TokenArray
 from malmoi.training.data.store import Store
@@ -166,7 +166,6 @@ def novelty(lengths: Lengths) -> dict[int, float]:
 
 # ------------------------------------------------------------------ nearest sentences
 
-logger = StatusLog(__name__)
 
 SENTENCES = 2000  # drawn evenly and read once by the model
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from malmoi.errors import MalmoiError, required
-from malmoi.messages import StatusLog
+from malmoi.messages import logger
 from malmoi.model import Bounds
 from malmoi.tokenizer import Tokenizer
 from malmoi.training.data.background import prefetched
@@ -158,8 +158,6 @@ def batch_sizes(c: TrainConfig, seen: int, samples: float, world: int) -> Iterat
         yield size
         seen += size
 
-
-logger = StatusLog(__name__)
 
 VALID_SEGMENTS = 8  # at least this many in a validation row, if the text is long enough
 PROMPT_WORDS = 3  # words of the text that prompt a language model's samples

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, ensure, require_known
-from malmoi.messages import StatusLog, msg
+from malmoi.messages import logger, msg
 from malmoi.system.files import write_text
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.run_folder import read_metrics
@@ -112,8 +112,6 @@ def _open(name: str, out: Path, settings: Settings) -> Tracker:
 
 
 # ------------------------------------------------------------------ metrics.jsonl and the console
-
-logger = StatusLog(__name__)
 
 
 class RunLog:

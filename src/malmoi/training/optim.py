@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from malmoi.model import Network
+from malmoi.system.groups import grouped
 from malmoi.system.machine import this_machine
 from malmoi.system.optimizers import lean
 from malmoi.training.parallel import local_part
@@ -82,10 +83,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[nn.Parameter]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
+            shapes = grouped((p.shape, p) for p in group["params"] if p.grad is not None)
             for params in shapes.values():
                 self._update(params, group)
 

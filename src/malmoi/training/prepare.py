@@ -12,7 +12,7 @@ import numpy as np
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import UsageError, require_that
-from malmoi.messages import StatusLog, joined, msg, plural
+from malmoi.messages import joined, logger, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
@@ -95,7 +95,6 @@ class TrainingRun:
 
 # ------------------------------------------------------------------ preparing it
 
-logger = StatusLog(__name__)
 
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_COUNTED = 2_000_000  # tokens per source for their frequencies

@@ -18,7 +18,7 @@ import torch
 
 from malmoi.checkpoint import Checkpoint, read_checkpoint
 from malmoi.errors import require_that
-from malmoi.messages import StatusLog, msg, plural, translate
+from malmoi.messages import logger, msg, plural, translate
 from malmoi.model import Network
 from malmoi.report.chart import ChartPoints, Line, chart, page_chart, short_number, smooth_points
 from malmoi.report.console import format_duration
@@ -45,7 +45,6 @@ from malmoi.training.trainer import Trainer
 if TYPE_CHECKING:
     from malmoi.inference import Model
 
-logger = StatusLog(__name__)
 Rows = Sequence[Mapping[str, Any]]  # of metrics.jsonl
 
 LONG_MINUTES = 10  # a run of more that nobody asked for is announced

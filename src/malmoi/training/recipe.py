@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, explained, require
-from malmoi.settings import Config, find_problem, option, setting
+from malmoi.settings import Config, option, require_bounds, setting
 from malmoi.system.plugins import Registry, require_plugins
 from malmoi.system.run_folder import RunFolder
 from malmoi.system.untrusted import read_object
@@ -291,8 +291,7 @@ class Recipe(Config):
             budgets,
             "give a budget above 0: train.minutes, train.tokens, train.epochs or train.steps.",
         )
-        problem = find_problem(self)
-        _require(not problem, problem)
+        require_bounds(self, "Invalid recipe")
         self._check_objective()
         self._check_masking()
         self._check_pairs()

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from malmoi.config import ModelConfig
 from malmoi.errors import require_that
-from malmoi.messages import StatusLog, msg, plural
+from malmoi.messages import logger, msg, plural
 from malmoi.model import count_parameters, preset
 from malmoi.report.chart import short_number
 from malmoi.system.limits import format_size
@@ -29,8 +29,6 @@ from malmoi.training.parallel import ProcessGroup
 from malmoi.training.prepare import SPECIAL, RunSources, learn_tokenizer
 from malmoi.training.recipe import Recipe, TrainConfig
 from malmoi.training.recipes import MODERN_BERT, MODERN_GPT, settings_by_path
-
-logger = StatusLog(__name__)
 
 # ------------------------------------------------------------------ how much text, how fast
 

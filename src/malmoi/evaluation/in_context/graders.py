@@ -17,6 +17,7 @@ from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores, sentenc
 from malmoi.inference.score import score_windows, token_logprobs
 from malmoi.messages import msg
 from malmoi.metrics import METRICS, MeanWithError, mean_with_error
+from malmoi.system.groups import grouped
 from malmoi.system.progress import Progress, report_progress
 
 RESAMPLES = 200  # bootstrap samples, for metrics that are no means over the items
@@ -255,8 +256,11 @@ def written_grader(
 
 def _written(exam: EvaluationSession, questions: Sequence[Question]) -> list[str]:
     task = exam.task
-    sentence = "The task {task} is answered by generating text, which needs a language model."
-    require_that(language_head(exam.model) == "lm", sentence, task=task.name)
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} is answered by generating text, which needs a language model.",
+        task=task.name,
+    )
 
     def go_on(prompts: Sequence[str]) -> list[str]:
         return exam.model.generate(
@@ -308,8 +312,11 @@ def cross_thresholded(scores: Any, gold: Any) -> Any:
 
 
 def _all_totals(exam: EvaluationSession, questions: Sequence[Question]) -> Any:
-    sentence = "The task {task} scores the likelihood of text, which needs a language model."
-    require_that(language_head(exam.model) == "lm", sentence, task=exam.task.name)
+    require_that(
+        language_head(exam.model) == "lm",
+        "The task {task} scores the likelihood of text, which needs a language model.",
+        task=exam.task.name,
+    )
     return np.array(
         exam.in_steps("text", questions, lambda some: [_totals(exam.model, one) for one in some])
     )
@@ -342,10 +349,11 @@ def grade_pairs(exam: EvaluationSession, questions: Sequence[Question]) -> Grade
     """How often the right sentence is likelier (Warstadt et al. 2020 §4); a tie counts as wrong."""
     language_head(exam.model)  # raises an error if the model has none
     picks = exam.in_steps("pairs", questions, partial(_likelier, exam), PAIRS_PER_UPDATE)
-    right: dict[str, list[float]] = {}
-    for question, chosen in zip(questions, picks, strict=True):
-        for name in filter(None, ("accuracy", question.example.group)):
-            right.setdefault(name, []).append(float(chosen == question.example.label))
+    right = grouped(
+        (name, float(chosen == question.example.label))
+        for question, chosen in zip(questions, picks, strict=True)
+        for name in filter(None, ("accuracy", question.example.group))
+    )
     return Graded({name: mean_with_error(values) for name, values in right.items()}, picks)
 
 

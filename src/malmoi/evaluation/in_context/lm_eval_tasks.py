@@ -74,8 +74,11 @@ def write_task(task: Task, data: RowSource | None, asking: InContextConfig, fold
     """Writes the task's rows as JSON lines and its YAML; returns the YAML's path."""
     shape_of = HARNESS_SHAPES.get(kind_of(task).grade)
     if shape_of is None:
-        sentence = "lm-eval has no equivalent of {kind}; evaluate {task} without --harness."
-        raise UsageError(sentence, kind=task.kind, task=task.name)
+        raise UsageError(
+            "lm-eval has no equivalent of {kind}; evaluate {task} without --harness.",
+            kind=task.kind,
+            task=task.name,
+        )
     shape, document = shape_of(task)
     items, pool, _ = split_rows(task, data, replace(asking, limit=None, shots=0))
     # within one split, the harness never shows an item itself

@@ -88,8 +88,12 @@ class QuestionBuilder:
         prompt = self.prompt(item)
         wanted = self.shots or 0
         some = list(islice(draw_examples(self.pool, item, self.seed, number), wanted))
-        sentence = "{examples} requested, but there are only {n} to draw from: add --train rows."
-        require_that(len(some) >= wanted, sentence, examples=plural(wanted, "example"), n=len(some))
+        require_that(
+            len(some) >= wanted,
+            "{examples} requested, but there are only {n} to draw from: add --train rows.",
+            examples=plural(wanted, "example"),
+            n=len(some),
+        )
         return self._with(prompt, item, some)
 
     def _fitted(self, questions: Sequence[Question]) -> list[Question]:
@@ -277,8 +281,11 @@ def _result(
     shots = asker.shots
     kind = kind_of(task)
     if kind.only_read:
-        sentence = "The task {task} reads whole texts and takes no examples: omit --shots."
-        require_that(shots == 0, sentence, task=task.name)
+        require_that(
+            shots == 0,
+            "The task {task} reads whole texts and takes no examples: omit --shots.",
+            task=task.name,
+        )
         questions = [Question(item.text, asker.prompt(item), item) for item in items]
     else:
         questions = asker.build_all(items)

@@ -1,15 +1,14 @@
 """Tasks by name. Listing them needs no torch: what computes is imported on first use."""
 
 import sys
-import tomllib
 from collections.abc import Iterator
-from importlib.resources import files
 from operator import attrgetter
 from typing import Any
 
 from malmoi.errors import require_known
 from malmoi.evaluation.task import KIND_ALIASES, KIND_METRICS, Example, Task, columns, metric_names
 from malmoi.evaluation.tasks import choice, glue, language_modelling, spans  # noqa: F401  # their functions are named in tasks.toml
+from malmoi.system.packages import read_toml
 from malmoi.system.plugins import Registry, load_installed_plugins
 from malmoi.text.rows import any_rows, table_rows  # noqa: F401
 
@@ -22,7 +21,7 @@ __all__ = [
 def _tasks() -> Iterator[Task]:
     """The tasks of tasks.toml, in its order, and those that are generated."""
     seen_here = sys.modules[__name__]
-    records = tomllib.loads((files(__name__) / "tasks.toml").read_text("utf-8"))
+    records = read_toml(__name__, "tasks.toml")
     for name, own in records.items():
         given = records[name] = records.get(own.pop("like", ""), {}) | own
         task: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}

@@ -45,8 +45,11 @@ def _gold(answer: Any, place: str) -> tuple[str, int]:
     try:
         return str(answer["text"]), int(answer["answer_start"])
     except (KeyError, TypeError, ValueError):
-        why = "an answer must have a text and an answer_start, not {answer!r:.60}"
-        raise BadRow(place, why, answer=answer) from None
+        raise BadRow(
+            place,
+            "an answer must have a text and an answer_start, not {answer!r:.60}",
+            answer=answer,
+        ) from None
 
 
 def squad_pair(row: DataRow) -> Example:

@@ -176,8 +176,11 @@ def grammar_constraint(
     if constraint.matcher.is_error():
         reason = _reason(constraint.matcher)
         if name == "regex":
-            sentence = "The regular expression {value} is invalid {reason}."
-            raise UsageError(sentence, value=shown(value), reason=reason)
+            raise UsageError(
+                "The regular expression {value} is invalid {reason}.",
+                value=shown(value),
+                reason=reason,
+            )
         raise UsageError("{name} is invalid: {reason}.", name=name, reason=reason)
     return constraint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from malmoi.errors import require, require_that
-from malmoi.settings import find_problem, option, setting
+from malmoi.settings import option, require_bounds, setting
 from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class Sampling:
                 token=token,
                 value=value,
             )
-        problem = find_problem(self)
-        _require(not problem, problem)
+        require_bounds(self, "Invalid sampling settings")
         _require(
             self.temperature == 0 or self.temperature >= MIN_TEMPERATURE,
             "temperature must be 0 (greedy) or {least:g} and more, not {temperature}",
@@ -125,8 +124,7 @@ class GenerationConfig:
         object.__setattr__(self, "stop", stop_strings(self.stop))
         if self.ignore_eos:
             object.__setattr__(self, "end_tokens", frozenset())
-        problem = find_problem(self)
-        require_that(not problem, problem)
+        require_bounds(self)
         plain = self.sampling.greedy and not self.sampling.changes_best and self.n == 1
         for name, enabled in (("beams", self.beams > 1), ("speculate", self.speculate)):
             require_that(

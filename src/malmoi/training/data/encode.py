@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from malmoi.errors import MalmoiError, ensure
 from malmoi.messages import msg
 from malmoi.system.files import folder_lock, write_json
+from malmoi.system.groups import sized_batches
 from malmoi.system.progress import Progress, report_progress
 from malmoi.system.untrusted import read_object
 from malmoi.text.documents import DocumentReader, require_documents
@@ -189,20 +190,14 @@ class _Item:
 
 
 def _batches(plan: EncodePlan, skip: int) -> Iterator[list[_Item]]:
-    batch: list[_Item] = []
-    size = 0
     texts = (document.text for document in require_documents([plan.reader]))
     split = draw(assign(texts, plan.valid), plan.fraction)
-    for text, valid in islice(split, skip, None):
-        pieces = (plan.sentences or cut)(text)
-        batch.append(_Item(pieces, len(text.encode("utf-8", "surrogatepass")), valid))
-        size += batch[-1].bytes
-        if size >= JOURNAL_BYTES:
-            yield batch
-            batch = []
-            size = 0
-    if batch:
-        yield batch
+    pieces = plan.sentences or cut
+    items = (
+        _Item(pieces(text), len(text.encode("utf-8", "surrogatepass")), valid)
+        for text, valid in islice(split, skip, None)
+    )
+    return sized_batches(items, lambda item: item.bytes, JOURNAL_BYTES)
 
 
 @dataclass(frozen=True)
