@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[impor
 
 from malmoi.errors import MalmoiError
 from malmoi.system import storage
-from malmoi.text import sources
+from malmoi.text import remote
 from malmoi.text.documents import read_documents
 
 TEXTS = {"a.txt": "one\n\ntwo", "deep/b.txt.gz": "drei\n\nvier", "notes.pdf": "not text"}
@@ -39,7 +39,7 @@ class Connection:
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     monkeypatch.setattr(storage, "FIRST_WAIT", 0.0)
-    monkeypatch.setattr(sources, "COPIES", sources.LocalCopies())
+    monkeypatch.setattr(remote, "COPIES", remote.LocalCopies())
     made = Connection()
     monkeypatch.setattr(MemoryFileSystem, "get_file", lambda _, *paths: made.get_file(*paths))
     for name, text in TEXTS.items():
@@ -96,10 +96,10 @@ def test_a_broken_connection_is_tried_again_and_half_a_file_is_never_read(
 def test_only_the_latest_files_are_kept(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "KEPT_BYTES", 10)
+    monkeypatch.setattr(remote, "KEPT_BYTES", 10)
     reader = read_documents("memory://texts")
     assert len(list(reader)) == 4
-    (kept,) = sources.COPIES.kept.values()
+    (kept,) = remote.COPIES.kept.values()
     assert kept.name == "b.txt.gz"
     assert len(list(reader)) == 4  # the first is fetched again
 
