@@ -71,7 +71,7 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, describe
         ways: list[Any] = [tokenizer._words for tokenizer, _ in tokenizers]
     assert all(isinstance(way, word_cache.CachedWords) for way in ways)
     if all(isinstance(cache, word_cache.NativeWords) for way in ways for cache in way.caches):
-        kinds = [way.caches[0].algorithm.kind for way in ways]
+        kinds = [way.caches[0].vocabulary.kind for way in ways]
         assert kinds == [how for _, how in tokenizers]
 
     @given(texts)
