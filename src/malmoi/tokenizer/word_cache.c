@@ -94,9 +94,31 @@ static inline const uint8_t *after_solid(const uint8_t *p, const uint8_t *end) {
   return p;
 }
 
+/* After the ASCII letters and digits at p, of which eight are looked at together where the first byte is the lowest of a number. */
+static inline const uint8_t *after_ascii(const uint8_t *p) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+  const uint64_t ones = UINT64_MAX / 255, high = 128 * ones;
+  for (;; p += 8) {
+    uint64_t eight;
+    memcpy(&eight, p, 8);
+    const uint64_t low = eight & ~high, small = low | 32 * ones; /* a byte is beyond a limit if its highest bit is set then: */
+    const uint64_t letters = (small + (128 - 'a') * ones) & ~(small + (127 - 'z') * ones);
+    const uint64_t digits = (low + (128 - '0') * ones) & ~(low + (127 - '9') * ones);
+    const uint64_t others = (~(letters | digits) | eight) & high;
+    if (others) return p + __builtin_ctzll(others) / 8;
+  }
+#else
+  while (kinds[*p] & IN_WORD) p++;
+  return p;
+#endif
+}
+
 static inline const uint8_t *word_end(const uint8_t *p, const uint8_t *end) {
-  const uint8_t *first = after_spaces(p, end), *q = first;
-  if (first == end) return end;
+  const uint8_t *first = p + (*p == ' ');
+  if (kinds[*first] & (PLAIN_SPACE | OTHER_SPACE | BEGINS_SPACE)) first = after_spaces(p, end);
+  if (first >= end) return end;
+  const uint8_t *q = after_ascii(first);
+  if (q > end) q = end;
   for (int n; q < end && (n = letter_at(q, end)); q += n) {}
   if (q > first && q < end && kinds[*q] & (ENDS_PHRASE | PLAIN_SPACE)) return q;
   q = after_solid(q, end);
@@ -287,7 +309,7 @@ static int64_t after_gpt2_token(const uint8_t *word, const uint8_t *classes, int
 }
 
 /* Two ids with their rank + 1 in a number, so that one comparison finds a pair. */
-enum { ID_BITS = 21, RANK_BITS = 22, PAIRS = 4 /* beside each other, half a line of the processor's cache */ };
+enum { ID_BITS = 21, NOBODY = (1 << ID_BITS) - 1, RANK_BITS = 22, PAIRS = 4 /* beside each other, half a line of the cache */ };
 
 static inline uint64_t pair_of(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << ID_BITS | (uint32_t)right; }
 
@@ -307,7 +329,7 @@ static inline uint32_t key_of_pair(const Vocabulary *v, int32_t left, int32_t ri
     const uint64_t *some = v->pairs + PAIRS * place;
     uint64_t found = 0;
     for (int i = 0; i < PAIRS; i++) found |= some[i] >> RANK_BITS == pair ? some[i] : 0;
-    if (found || !some[PAIRS - 1]) return ((uint32_t)(found & ((1u << RANK_BITS) - 1)) - 1) << PLACE_BITS;
+    if (!some[PAIRS - 1] || found) return ((uint32_t)(found & ((1u << RANK_BITS) - 1)) - 1) << PLACE_BITS;
   }
 }
 
@@ -318,46 +340,69 @@ static void add_pair(const Vocabulary *v, int32_t left, int32_t right, uint64_t 
   v->pairs[at] = pair << RANK_BITS | (rank + 1);
 }
 
-/* Merges the pair of the lowest rank, the leftmost first, until there is none. Returns the number of ids. */
-static int64_t merge_bytes(const Vocabulary *v, const uint8_t *p, int64_t n, int32_t *ids) {
-  uint32_t keys[LONGEST + LANES];
-  int32_t parts[LONGEST];
-  uint16_t next[LONGEST + 1], before[LONGEST + 1];
-  const int64_t lanes = (n + LANES - 1) / LANES * LANES;
+static inline uint32_t least_of(const uint32_t *keys) {
+  uint32_t half[LANES / 2], quarter[LANES / 4];
+  for (int k = 0; k < LANES / 2; k++) half[k] = keys[k] < keys[k + LANES / 2] ? keys[k] : keys[k + LANES / 2];
+  for (int k = 0; k < LANES / 4; k++) quarter[k] = half[k] < half[k + LANES / 4] ? half[k] : half[k + LANES / 4];
+  const uint32_t one = quarter[0] < quarter[1] ? quarter[0] : quarter[1], other = quarter[2] < quarter[3] ? quarter[2] : quarter[3];
+  return one < other ? one : other;
+}
+
+/* Merges the pair of the lowest rank, the leftmost first, until there is none; `few`: of at most LANES bytes, whose keys stay in
+   registers. Some bytes after p can be read. Returns the number of ids. */
+static inline __attribute__((always_inline)) int64_t merge(const Vocabulary *v, const uint8_t *p, int64_t n, int32_t *ids, int few) {
+  uint32_t keys[LONGEST + LANES + 1];
+  int32_t parts[LONGEST + LANES + 1]; /* before the first and after the last stands NOBODY */
+  uint16_t next[LONGEST + LANES + 1], before[LONGEST + LANES + 1];
+  const int lanes = few ? LANES : (int)((n + LANES - 1) / LANES * LANES);
   const int32_t *letters = v->ids + v->pieces.count;
-  for (int64_t i = 0; i < n; i++) {
-    parts[i] = letters[p[i]];
+  for (int i = 0; i < lanes; i++) {
+    const uint32_t key = v->first_keys[p[i] << 8 | p[i + 1]] | (uint32_t)i;
+    keys[i] = i + 1 < (int)n ? key : NO_PAIR;
+    parts[i] = i < (int)n ? letters[p[i]] : NOBODY;
     next[i] = (uint16_t)(i + 1);
     before[i] = (uint16_t)(i - 1);
   }
-  for (int64_t i = 0; i + 1 < n; i++) keys[i] = v->first_keys[p[i] << 8 | p[i + 1]] | (uint32_t)i;
-  for (int64_t i = n - 1; i < lanes; i++) keys[i] = NO_PAIR;
+  parts[lanes] = NOBODY;
+  before[0] = (uint16_t)lanes;
   for (;;) {
-    uint32_t best[LANES];
-    memcpy(best, keys, sizeof best);
-    for (int64_t i = LANES; i < lanes; i += LANES)
-      for (int k = 0; k < LANES; k++) best[k] = keys[i + k] < best[k] ? keys[i + k] : best[k];
-    uint32_t least = best[0];
-    for (int k = 1; k < LANES; k++) least = best[k] < least ? best[k] : least;
+    uint32_t least = least_of(keys);
+    for (int k = LANES; k < lanes; k += LANES) {
+      const uint32_t other = least_of(keys + k);
+      least = other < least ? other : least;
+    }
     if (least >= NO_PAIR) break;
-    const int64_t i = least & ((1 << PLACE_BITS) - 1), right = next[i], after = next[right];
-    const int32_t both = parts[i] = v->merged[least >> PLACE_BITS];
-    keys[right] = NO_PAIR;
+    const int i = least & ((1 << PLACE_BITS) - 1), right = next[i], after = next[right], left = before[i];
+    const int32_t both = v->merged[least >> PLACE_BITS];
+    const uint32_t ahead = key_of_pair(v, both, parts[after]) | (uint32_t)i;
+    const uint32_t behind = key_of_pair(v, parts[left], both) | (uint32_t)left;
+    parts[i] = both;
     next[i] = (uint16_t)after;
     before[after] = (uint16_t)i;
-    keys[i] = after < n ? key_of_pair(v, both, parts[after]) | (uint32_t)i : NO_PAIR;
-    if (i) keys[before[i]] = key_of_pair(v, parts[before[i]], both) | before[i];
+    if (few) {
+      for (int k = 0; k < LANES; k++) {
+        const uint32_t key = k == right ? NO_PAIR : keys[k], other = k == left ? behind : key;
+        keys[k] = k == i ? ahead : other;
+      }
+    } else {
+      keys[right] = NO_PAIR;
+      keys[i] = ahead;
+      keys[left] = behind;
+    }
   }
   int64_t count = 0;
-  for (int64_t i = 0; i < n; i = next[i]) ids[count++] = parts[i];
+  for (int i = 0; i < (int)n; i = next[i]) ids[count++] = parts[i];
   return count;
 }
+
+static int64_t merge_few(const Vocabulary *v, const uint8_t *p, int64_t n, int32_t *ids) { return merge(v, p, n, ids, 1); }
+static int64_t merge_many(const Vocabulary *v, const uint8_t *p, int64_t n, int32_t *ids) { return merge(v, p, n, ids, 0); }
 
 static int64_t byte_merges(const Vocabulary *v, const uint8_t *word, const uint8_t *classes, int64_t n, int32_t *ids) {
   int64_t count = 0;
   for (int64_t at = 0, end; at < n; at = end) {
     end = after_gpt2_token(word, classes, at, n);
-    count += merge_bytes(v, word + at, end - at, ids + count);
+    count += (end - at <= LANES ? merge_few : merge_many)(v, word + at, end - at, ids + count);
   }
   return count;
 }
@@ -408,8 +453,9 @@ static int64_t wordpieces(const Vocabulary *v, const uint8_t *word, const uint8_
 /* The number of ids of a new word, written to the end of all ids; UNKNOWN if it is not for this file to encode. */
 static int64_t encode_word(Cache *c, const uint8_t *p, int64_t n) {
   const Vocabulary *v = c->vocabulary;
-  uint8_t word[LONGEST], classes[LONGEST];
+  uint8_t word[LONGEST + LANES + 1], classes[LONGEST];
   if (v->kind == LIBRARY || n > LONGEST || c->used + n > c->max_ids || !read_word(v, p, n, word, classes)) return UNKNOWN;
+  memset(word + n, 0, LANES + 1);
   return (v->kind == BYTE_BPE ? byte_merges : wordpieces)(v, word, classes, n, c->ids + c->used);
 }
 
@@ -428,7 +474,7 @@ static int learn(Vocabulary *v, int64_t count, const uint8_t *p, const int64_t *
   for (int64_t i = 0; i < count; i++) {
     const uint8_t *end = after_characters(p, sizes[i]);
     const Key k = key_of(p, end - p);
-    if (!k.n || v->ids[i] >> ID_BITS || !added(&v->pieces, &k)) return 0;
+    if (!k.n || v->ids[i] >= NOBODY || !added(&v->pieces, &k)) return 0;
     if (k.n > v->longest) v->longest = k.n;
     p = end;
   }
@@ -473,8 +519,9 @@ static int write_ids(Cache *c, const Key *keys, int64_t n, int32_t **out, int64_
       }
     }
     memcpy(at, slot->ids, sizeof slot->ids);
-    if (slot->size > IDS_INLINE) memcpy(at, c->ids + slot->place, slot->size * sizeof *at);
-    else c->left_out += slot->ids[0] < 0;
+    c->left_out += slot->ids[0] < 0;
+    if (slot->size > IDS_INLINE) /* beyond all ids there is room for a few */
+      for (uint32_t i = 0; i < slot->size; i += 4) memcpy(at + i, c->ids + slot->place + i, 4 * sizeof *at);
     at += slot->size;
   }
   *out = at;

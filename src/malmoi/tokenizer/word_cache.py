@@ -38,7 +38,7 @@ WORD = re.compile(
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 1 << 25
 COUNTED_CHARACTERS = 1 << 20  # at a time
-JOINED_TEXTS = 64  # that become bytes at once
+JOINED_CHARACTERS = 1024  # of short texts, that become bytes at once
 PADDING = 16  # bytes that C may read beyond a text; see word_cache.c
 SAMPLED = 13  # every so many of the boundaries are tried with a pipeline that is known
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
@@ -246,7 +246,7 @@ class NativeWords:
     def __post_init__(self) -> None:
         words, size = MAX_CACHED_WORDS // self.caches, MAX_CACHED_BYTES // self.caches
         # pages that are not written take no memory
-        self._words, self._ids = _tables(words, size), np.empty(size, np.int32)
+        self._words, self._ids = _tables(words, size), np.empty(size + PADDING, np.int32)
         self._cache = _Cache(
             _Strings(*addresses(*self._words), 1, 0, words, size),
             *(ctypes.addressof(self.vocabulary), *addresses(self._ids), 0, size, 0, 1),
@@ -326,9 +326,10 @@ def _some_texts(texts: Iterator[str]) -> Iterator[str]:
 
 def utf8(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     """The texts one after another, padded, and how many characters each has."""
-    starts = range(0, len(texts), JOINED_TEXTS)
-    parts = ["".join(texts[start : start + JOINED_TEXTS]).encode() for start in starts]
-    return b"".join([*parts, bytes(PADDING)]), np.fromiter(map(len, texts), np.int64, len(texts))
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    some = 1 + JOINED_CHARACTERS * len(texts) // (1 + int(sizes.sum()))
+    parts = ["".join(texts[at : at + some]).encode() for at in range(0, len(texts), some)]
+    return b"".join([*parts, bytes(PADDING)]), sizes
 
 
 def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
