@@ -40,7 +40,6 @@ MAX_CACHED_BYTES = 1 << 25
 COUNTED_CHARACTERS = 1 << 20  # at a time
 JOINED_CHARACTERS = 1024  # of short texts, that become bytes at once
 PADDING = 16  # bytes that C may read beyond a text; see word_cache.c
-SAMPLED = 13  # every so many of the boundaries are tried with a pipeline that is known
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
 _BETWEEN = [
     *(*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "),
@@ -60,7 +59,7 @@ def make_encoder(ids: LibraryIds, kind: str, state: pipeline.State) -> TextEncod
     plain, quick = partial(encode_plainly, ids), CachedWords(empty_caches(ids, state))
     known = kind in ("wordpiece", "bpe", "byte-bpe", "char")
     # pipelines that C knows keep words apart, and a sample shows that it was compiled well
-    every = SAMPLED if by_merges(state) or by_pieces(state) else 1
+    every = 13 if by_merges(state) or by_pieces(state) else 1
     return quick if known and _alike(quick, plain, every) else plain
 
 
@@ -74,7 +73,7 @@ def empty_caches(ids: LibraryIds, state: pipeline.State) -> "list[NativeWords | 
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, machine)
     if calls is None:
         return [PythonWords(ids)]
-    vocabulary = _learnt(by_merges(state) or by_pieces(state) or Algorithm(0), calls)
+    vocabulary = _learnt(by_merges(state) or by_pieces(state) or LIBRARY, calls)
     count = min(machine.cores, 4)
     return [NativeWords(ids, vocabulary, count, calls) for _ in range(count)]
 
@@ -128,16 +127,11 @@ class PythonWords:
 # ------------------------------------------------------------------ how C encodes new words
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """Not at all (0), by merges of bytes (1) or as the longest pieces (2); see word_cache.c."""
-
-    kind: int
-    lowercase: bool = False
-    hangul: bool = True
-    pieces: Sequence[str] = ()
-    ids: Sequence[int] = ()  # of the pieces, then of the 256 bytes or of the unknown word
-    merges: Sequence[str] = ()  # left and right
+# not at all (0), by merges of bytes (1) or as the longest pieces (2), see word_cache.c; whether in
+# lower case, and with syllables and accents whole; the pieces; the ids of these, then of the 256
+# bytes or of the unknown word; left and right of each merge
+Algorithm = tuple[int, bool, bool, Sequence[str], Sequence[int], Sequence[str]]
+LIBRARY: Algorithm = (0, False, True, (), (), ())
 
 
 def by_merges(state: pipeline.State) -> Algorithm | None:
@@ -147,9 +141,9 @@ def by_merges(state: pipeline.State) -> Algorithm | None:
     made = _is_made_of(state, {"type": "ByteLevel", "use_regex": True}, {"type": "BPE"})
     if not made or normalizer not in (None, {"type": "Lowercase"}) or alphabet.keys() - vocab:
         return None
-    letters = sorted(alphabet, key=alphabet.__getitem__)
-    ids, merges = [*vocab.values(), *map(vocab.get, letters)], [*chain(*model["merges"])]
-    return Algorithm(1, normalizer is not None, pieces=list(vocab), ids=ids, merges=merges)
+    letters = [vocab[letter] for letter in sorted(alphabet, key=alphabet.__getitem__)]
+    merges = [*chain.from_iterable(model["merges"])]
+    return 1, normalizer is not None, True, [*vocab], [*vocab.values(), *letters], merges
 
 
 def by_pieces(state: pipeline.State) -> Algorithm | None:
@@ -168,7 +162,7 @@ def by_pieces(state: pipeline.State) -> Algorithm | None:
     lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
     # stripping accents, which lowercasing does by default, takes syllables apart
     whole = not (lowercase if strips is None else strips)
-    return Algorithm(2, lowercase, whole, list(vocab), [*vocab.values(), vocab[unknown]])
+    return 2, lowercase, whole, [*vocab], [*vocab.values(), vocab[unknown]], ()
 
 
 def _is_made_of(state: pipeline.State, *parts: dict[str, Any]) -> bool:
@@ -193,7 +187,6 @@ class _Strings(ctypes.Structure):
 class _Vocabulary(ctypes.Structure):
     """`Vocabulary` in word_cache.c."""
 
-    arrays: tuple[NDArray[Any], ...]  # that it points to
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "lowercase", "whole")),
         *((name, ctypes.c_void_p) for name in ("ids", "merged", "pairs", "first_keys")),
@@ -218,20 +211,26 @@ _CALLS = (
 )
 
 
-def _learnt(how: Algorithm, calls: tuple[Callable[..., int], ...]) -> _Vocabulary:
+def _learnt(
+    how: Algorithm, calls: tuple[Callable[..., int], ...]
+) -> tuple[_Vocabulary, tuple[NDArray[Any], ...]]:
     """The tables of a vocabulary, which caches share."""
-    (pieces, sizes), (merges, merge_sizes) = map(utf8, (how.pieces, how.merges))
-    tables = _tables(len(sizes), len(pieces))
-    pairs = _aligned_zeros(1 << (len(merge_sizes) | 3).bit_length())  # at most half full
-    numbers = np.array(how.ids, np.int32), np.empty(len(merge_sizes) // 2, np.int32)
-    arrays = *numbers, pairs, np.empty(1 << 16, np.uint32)
-    strings = _Strings(*addresses(*tables), 1, 0, len(sizes), len(pieces))
-    settings = how.kind, how.lowercase, how.hangul
-    found = _Vocabulary(*settings, *addresses(*arrays), len(pairs) // 4 - 1, 0, strings)
-    found.arrays = *arrays, *tables
-    counted = len(sizes), pieces, *addresses(sizes), len(merge_sizes) // 2, merges
-    calls[0](ctypes.addressof(found), *counted, *addresses(merge_sizes))
-    return found
+    kind, lowercase, whole, texts, ids, parts = how
+    (pieces, sizes), (merges, merge_sizes) = map(utf8, (texts, parts))
+    arrays: tuple[NDArray[Any], ...] = (
+        *(np.array(ids, np.int32), np.empty(len(merge_sizes) // 2, np.int32)),
+        _tables(len(merge_sizes) // 8, 0)[0],  # of pairs, at most half full
+        *(np.empty(1 << 16, np.uint32), *_tables(len(sizes), len(pieces))),
+    )
+    found = _Vocabulary(
+        *(kind, lowercase, whole, *addresses(*arrays[:4]), len(arrays[2]) // 4 - 1, 0),
+        _Strings(*addresses(*arrays[4:]), 1, 0, len(sizes), len(pieces)),
+    )
+    calls[0](
+        *(ctypes.addressof(found), len(sizes), pieces, *addresses(sizes)),
+        *(len(merge_sizes) // 2, merges, *addresses(merge_sizes)),
+    )
+    return found, arrays
 
 
 @dataclass
@@ -239,7 +238,7 @@ class NativeWords:
     """A cache in C."""
 
     ids: LibraryIds
-    vocabulary: _Vocabulary
+    vocabulary: tuple[_Vocabulary, Any]  # and the arrays that it points to
     caches: int  # that share the limits
     calls: tuple[Callable[..., int], ...]
 
@@ -249,7 +248,7 @@ class NativeWords:
         self._words, self._ids = _tables(words, size), np.empty(size + PADDING, np.int32)
         self._cache = _Cache(
             _Strings(*addresses(*self._words), 1, 0, words, size),
-            *(ctypes.addressof(self.vocabulary), *addresses(self._ids), 0, size, 0, 1),
+            *(ctypes.addressof(self.vocabulary[0]), *addresses(self._ids), 0, size, 0, 1),
         )
         self._encode, self._learn_words, self._fill = (
             partial(call, ctypes.addressof(self._cache)) for call in self.calls[1:]
@@ -259,7 +258,7 @@ class NativeWords:
         data, counts = utf8(texts)
         ids = np.empty(len(data) * self._cache.widest, np.int32)
         found = self._encode(data, len(texts), *addresses(counts, ids))
-        if found < 0 or not self._learn(ids[:found]):
+        if found < 0 or (self._cache.left_out and not self._learn(ids[:found])):
             self.__post_init__()  # the cache is full: it starts anew
             return encode_plainly(self.ids, texts)
         if self._cache.left_out:
@@ -269,12 +268,11 @@ class NativeWords:
 
     def _learn(self, ids: NDArray[np.int32]) -> bool:
         """Encodes the words among these ids that C left out; returns whether there was room."""
-        if not self._cache.left_out:
-            return True
         numbers, (_, starts, data) = np.unique(~ids[ids < 0]).astype(np.int64), self._words
-        words = [data[starts[n] : starts[n + 1]].tobytes().decode() for n in numbers.tolist()]
-        new, sizes = _joined(self.ids(words))
-        return self._learn_words(*addresses(numbers, sizes), len(words), *addresses(new)) >= 0
+        new, sizes = _joined(
+            self.ids([data[starts[n] : starts[n + 1]].tobytes().decode() for n in numbers.tolist()])
+        )
+        return self._learn_words(*addresses(numbers, sizes), len(numbers), *addresses(new)) >= 0
 
     def count(self, texts: Sequence[str], counts: NDArray[np.int64]) -> bool:
         """Adds how often each word occurs in the texts; returns whether there was room."""
@@ -297,7 +295,7 @@ def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
     """How often each word occurs; of more than the cache holds, some come more than once."""
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
     assert calls is not None  # who counts has a compiler
-    words = NativeWords(_no_ids, _learnt(Algorithm(0), calls), 1, calls)
+    words = NativeWords(_no_ids, _learnt(LIBRARY, calls), 1, calls)
     counts = np.zeros(MAX_CACHED_WORDS, np.int64)
     left = iter(texts)
     while batch := list(_some_texts(left)):
@@ -328,7 +326,7 @@ def utf8(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     """The texts one after another, padded, and how many characters each has."""
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
     some = 1 + JOINED_CHARACTERS * len(texts) // (1 + int(sizes.sum()))
-    parts = ["".join(texts[at : at + some]).encode() for at in range(0, len(texts), some)]
+    parts = ("".join(texts[at : at + some]).encode() for at in range(0, len(texts), some))
     return b"".join([*parts, bytes(PADDING)]), sizes
 
 
@@ -338,11 +336,7 @@ def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
 
 def _tables(count: int, size: int) -> tuple[NDArray[Any], ...]:
     """Room for so many strings and bytes: slots, of which half stay free, starts and bytes."""
-    slots = _aligned_zeros(4 << (2 * count).bit_length())
-    return slots, np.zeros(count + 1, np.int64), np.empty(size + PADDING, np.uint8)
-
-
-def _aligned_zeros(count: int) -> NDArray[np.uint64]:
-    """Numbers that begin with a line of the processor's cache."""
-    some = np.zeros(count + 8, np.uint64)
-    return some[-some.ctypes.data % 64 // 8 :][:count]
+    slots = np.zeros(8 + (4 << (2 * count + 1).bit_length()), np.uint64)
+    # from the start of a line of the processor's cache
+    aligned = slots[(first := -slots.ctypes.data % 64 // 8) : first + len(slots) - 8]
+    return aligned, np.zeros(count + 1, np.int64), np.empty(size + PADDING, np.uint8)
