@@ -30,8 +30,8 @@ PIECES = [
         "👨\u200d👩\u200d👧",
         "Ab12",
         "##a",
-        "x" * 101,
-        "가" * 34,
+        *("x" * 101, "x" * 16, "x" * 17, "가" * 5, "가" * 34, "가" * 100, "가" * 101, "x" * 501),
+        *("♥", "☆★", "ÉCOLE", "naïveß", "×÷", "。、", "！", "\u24b6", "\x00"),
     ),
 ]
 texts = st.lists(
@@ -71,7 +71,7 @@ def test_words_encode_like_whole_texts(monkeypatch: pytest.MonkeyPatch, describe
         ways: list[Any] = [tokenizer._words for tokenizer, _ in tokenizers]
     assert all(isinstance(way, word_cache.CachedWords) for way in ways)
     if all(isinstance(cache, word_cache.NativeWords) for way in ways for cache in way.caches):
-        kinds = [way.caches[0].algorithm.kind for way in ways]
+        kinds = [way.caches[0].vocabulary[0].kind for way in ways]
         assert kinds == [how for _, how in tokenizers]
 
     @given(texts)

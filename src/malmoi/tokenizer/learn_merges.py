@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Rust
 from malmoi.system.machine import this_machine
 from malmoi.system.native import native_functions
 from malmoi.tokenizer.pipeline import Merges, Vocab, byte_alphabet
-from malmoi.tokenizer.word_cache import addresses, bytes_and_ends, count_words
+from malmoi.tokenizer.word_cache import addresses, count_words
 
 # one word by BERT's rule, and by GPT-2's; other text is split by the library
 BERT_WORD = re.compile(r" ?([a-z0-9가-힣]+|[.,!?;:\"()])")
@@ -81,12 +81,13 @@ def _merged(
     limits: tuple[int, int, int],
 ) -> list[list[int]]:
     """The pairs that are merged, by number; limits are the size, the least count, the prefix."""
-    names, ends = bytes_and_ends(tokens)
+    names = [token.encode() for token in tokens]
+    ends = np.cumsum([*map(len, names)])
     starts = np.cumsum([0, *map(len, words)])
     counts = np.fromiter(words.values(), np.int64, len(words))
     found = np.empty((MERGES_PER_TOKEN * limits[0], 2), np.int32)
     ends_at, *at, found_at = addresses(ends, symbols, starts, counts, found)
-    known = (names, ends_at, len(tokens), *at[:2], len(words), at[2])
+    known = (b"".join(names), ends_at, len(tokens), *at[:2], len(words), at[2])
     done = learn(*known, *limits, found_at, len(found))
     if done < 0:
         raise MemoryError

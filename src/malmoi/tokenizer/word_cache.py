@@ -38,6 +38,8 @@ WORD = re.compile(
 MAX_CACHED_WORDS = 1 << 20
 MAX_CACHED_BYTES = 1 << 25
 COUNTED_CHARACTERS = 1 << 20  # at a time
+JOINED_CHARACTERS = 1024  # of short texts, that become bytes at once
+PADDING = 16  # bytes that C may read beyond a text; see word_cache.c
 _SIDES = [*"a.가é中👍", "Ab1", "(b)", "it's", "e\u0301", "##", *"\x1c\x85\x0c\u200b\xad"]
 _BETWEEN = [
     *(*" \n\t\u3000\x85\x0b", "  ", "\n\n", " \n ", "\xa0 ", " \xa0", "\r\n", "\u200b "),
@@ -56,7 +58,9 @@ def make_encoder(ids: LibraryIds, kind: str, state: pipeline.State) -> TextEncod
     """
     plain, quick = partial(encode_plainly, ids), CachedWords(empty_caches(ids, state))
     known = kind in ("wordpiece", "bpe", "byte-bpe", "char")
-    return quick if known and _alike(quick, plain) else plain
+    # pipelines that C knows keep words apart, and a sample shows that it was compiled well
+    every = 13 if by_merges(state) or by_pieces(state) else 1
+    return quick if known and _alike(quick, plain, every) else plain
 
 
 def encode_plainly(ids: LibraryIds, texts: Sequence[str]) -> EncodedTexts:
@@ -69,14 +73,14 @@ def empty_caches(ids: LibraryIds, state: pipeline.State) -> "list[NativeWords | 
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, machine)
     if calls is None:
         return [PythonWords(ids)]
-    algorithm = by_merges(state) or by_pieces(state) or Algorithm(0)
+    vocabulary = _learnt(by_merges(state) or by_pieces(state) or LIBRARY, calls)
     count = min(machine.cores, 4)
-    return [NativeWords(ids, algorithm, count, calls) for _ in range(count)]
+    return [NativeWords(ids, vocabulary, count, calls) for _ in range(count)]
 
 
-def _alike(one: TextEncoder, other: TextEncoder) -> bool:
-    """Whether both give the same ids at every boundary of letters, signs, scripts and spaces."""
-    texts = ["".join(parts) for parts in product(_SIDES, _BETWEEN, _SIDES)] + _BETWEEN
+def _alike(one: TextEncoder, other: TextEncoder, every: int) -> bool:
+    """Whether both give the same ids at boundaries of letters, signs, scripts and spaces."""
+    texts = ["".join(parts) for parts in product(_SIDES, _BETWEEN, _SIDES)][::every] + _BETWEEN
     return all(map(np.array_equal, one(texts), other(texts)))
 
 
@@ -123,16 +127,11 @@ class PythonWords:
 # ------------------------------------------------------------------ how C encodes new words
 
 
-@dataclass(frozen=True)
-class Algorithm:
-    """Not at all (0), by merges of bytes (1) or as the longest pieces (2); see word_cache.c."""
-
-    kind: int
-    lowercase: bool = False
-    hangul: bool = True
-    letters: Sequence[int] = ()
-    merges: Sequence[tuple[int, int, int]] = ()
-    pieces: Sequence[str] = ()
+# not at all (0), by merges of bytes (1) or as the longest pieces (2), see word_cache.c; whether in
+# lower case, and with syllables and accents whole; the pieces; the ids of these, then of the 256
+# bytes or of the unknown word; left and right of each merge
+Algorithm = tuple[int, bool, bool, Sequence[str], Sequence[int], Sequence[str]]
+LIBRARY: Algorithm = (0, False, True, (), (), ())
 
 
 def by_merges(state: pipeline.State) -> Algorithm | None:
@@ -143,8 +142,8 @@ def by_merges(state: pipeline.State) -> Algorithm | None:
     if not made or normalizer not in (None, {"type": "Lowercase"}) or alphabet.keys() - vocab:
         return None
     letters = [vocab[letter] for letter in sorted(alphabet, key=alphabet.__getitem__)]
-    merges = [(vocab[left], vocab[right], vocab[left + right]) for left, right in model["merges"]]
-    return Algorithm(1, normalizer is not None, letters=letters, merges=merges)
+    merges = [*chain.from_iterable(model["merges"])]
+    return 1, normalizer is not None, True, [*vocab], [*vocab.values(), *letters], merges
 
 
 def by_pieces(state: pipeline.State) -> Algorithm | None:
@@ -163,7 +162,7 @@ def by_pieces(state: pipeline.State) -> Algorithm | None:
     lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
     # stripping accents, which lowercasing does by default, takes syllables apart
     whole = not (lowercase if strips is None else strips)
-    return Algorithm(2, lowercase, whole, [*vocab.values(), vocab[unknown]], pieces=list(vocab))
+    return 2, lowercase, whole, [*vocab], [*vocab.values(), vocab[unknown]], ()
 
 
 def _is_made_of(state: pipeline.State, *parts: dict[str, Any]) -> bool:
@@ -185,20 +184,53 @@ class _Strings(ctypes.Structure):
     )
 
 
+class _Vocabulary(ctypes.Structure):
+    """`Vocabulary` in word_cache.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "lowercase", "whole")),
+        *((name, ctypes.c_void_p) for name in ("ids", "merged", "pairs", "first_keys")),
+        *((name, ctypes.c_int64) for name in ("pair_mask", "longest")),
+        ("pieces", _Strings),
+    )
+
+
 class _Cache(ctypes.Structure):
     """`Cache` in word_cache.c."""
 
     _fields_ = (
         ("words", _Strings),
-        *((name, ctypes.c_void_p) for name in ("places", "sizes", "ids")),
-        *((name, ctypes.c_int64) for name in ("used", "max_ids", "kind", "lowercase", "hangul")),
-        *((name, ctypes.c_void_p) for name in ("letters", "merges", "pairs")),
-        ("pair_mask", ctypes.c_int64),
-        ("pieces", _Strings),
+        *((name, ctypes.c_void_p) for name in ("vocabulary", "ids")),
+        *((name, ctypes.c_int64) for name in ("used", "max_ids", "left_out", "widest")),
     )
 
 
-_CALLS = (("malmoi_number_words", 6), ("malmoi_gather_ids", 5), ("malmoi_learn_vocabulary", 5))
+_CALLS = (
+    *(("malmoi_learn_vocabulary", 7), ("malmoi_encode_texts", 5)),
+    *(("malmoi_learn_words", 5), ("malmoi_fill_ids", 5)),
+)
+
+
+def _learnt(
+    how: Algorithm, calls: tuple[Callable[..., int], ...]
+) -> tuple[_Vocabulary, tuple[NDArray[Any], ...]]:
+    """The tables of a vocabulary, which caches share."""
+    kind, lowercase, whole, texts, ids, parts = how
+    (pieces, sizes), (merges, merge_sizes) = map(utf8, (texts, parts))
+    arrays: tuple[NDArray[Any], ...] = (
+        *(np.array(ids, np.int32), np.empty(len(merge_sizes) // 2, np.int32)),
+        _tables(len(merge_sizes) // 8, 0)[0],  # of pairs, at most half full
+        *(np.empty(1 << 16, np.uint32), *_tables(len(sizes), len(pieces))),
+    )
+    found = _Vocabulary(
+        *(kind, lowercase, whole, *addresses(*arrays[:4]), len(arrays[2]) // 4 - 1, 0),
+        _Strings(*addresses(*arrays[4:]), 1, 0, len(sizes), len(pieces)),
+    )
+    calls[0](
+        *(ctypes.addressof(found), len(sizes), pieces, *addresses(sizes)),
+        *(len(merge_sizes) // 2, merges, *addresses(merge_sizes)),
+    )
+    return found, arrays
 
 
 @dataclass
@@ -206,50 +238,48 @@ class NativeWords:
     """A cache in C."""
 
     ids: LibraryIds
-    algorithm: Algorithm
+    vocabulary: tuple[_Vocabulary, Any]  # and the arrays that it points to
     caches: int  # that share the limits
     calls: tuple[Callable[..., int], ...]
 
     def __post_init__(self) -> None:
         words, size = MAX_CACHED_WORDS // self.caches, MAX_CACHED_BYTES // self.caches
-        how, (data, ends) = self.algorithm, bytes_and_ends(self.algorithm.pieces)
-        self._words, self._pieces = _tables(words, size), _tables(len(ends), len(data))
         # pages that are not written take no memory
-        self._places, self._sizes = np.empty(words, np.int64), np.empty(words, np.int32)
-        self._ids = np.empty(size, np.int32)
-        pairs = np.zeros(1 << (2 * len(how.merges)).bit_length(), np.int32)  # at most half full
-        self._model = np.array(how.letters, np.int32), np.array(how.merges, np.int32), pairs
+        self._words, self._ids = _tables(words, size), np.empty(size + PADDING, np.int32)
         self._cache = _Cache(
-            _Strings(*addresses(*self._words), 0, 0, words, size),
-            *addresses(self._places, self._sizes, self._ids),
-            *(0, size, how.kind, how.lowercase, how.hangul),
-            *addresses(*self._model),
-            len(pairs) - 1,
-            _Strings(*addresses(*self._pieces), 0, 0, len(ends), len(data)),
+            _Strings(*addresses(*self._words), 1, 0, words, size),
+            *(ctypes.addressof(self.vocabulary[0]), *addresses(self._ids), 0, size, 0, 1),
         )
-        self._number, self._gather, learn = (
-            partial(call, ctypes.addressof(self._cache)) for call in self.calls
+        self._encode, self._learn_words, self._fill = (
+            partial(call, ctypes.addressof(self._cache)) for call in self.calls[1:]
         )
-        learn(len(how.merges), data, *addresses(ends), len(ends))
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
-        data, ends = bytes_and_ends(texts)
-        numbers, counts = np.empty(len(data), np.int32), np.empty(len(ends), np.int64)
-        before = self._cache.words.count
-        found = self._number(data, *addresses(ends), len(ends), *addresses(numbers, counts))
-        if found < 0 or not self._learn(before):
+        data, counts = utf8(texts)
+        ids = np.empty(len(data) * self._cache.widest, np.int32)
+        found = self._encode(data, len(texts), *addresses(counts, ids))
+        if found < 0 or (self._cache.left_out and not self._learn(ids[:found])):
             self.__post_init__()  # the cache is full: it starts anew
             return encode_plainly(self.ids, texts)
-        ids = np.empty(int(self._sizes[numbers[:found]].sum(dtype=np.int64)), np.int32)
-        self._gather(*addresses(numbers, counts), len(ends), *addresses(ids))
-        return ids, counts
+        if self._cache.left_out:
+            short, ids = ids, np.empty(len(data) * self._cache.widest, np.int32)
+            found = self._fill(len(texts), *addresses(counts, short, ids))
+        return ids[:found], counts
+
+    def _learn(self, ids: NDArray[np.int32]) -> bool:
+        """Encodes the words among these ids that C left out; returns whether there was room."""
+        numbers, (_, starts, data) = np.unique(~ids[ids < 0]).astype(np.int64), self._words
+        new, sizes = _joined(
+            self.ids([data[starts[n] : starts[n + 1]].tobytes().decode() for n in numbers.tolist()])
+        )
+        return self._learn_words(*addresses(numbers, sizes), len(numbers), *addresses(new)) >= 0
 
     def count(self, texts: Sequence[str], counts: NDArray[np.int64]) -> bool:
         """Adds how often each word occurs in the texts; returns whether there was room."""
-        data, ends = bytes_and_ends(texts)
-        numbers, sizes = np.empty(len(data), np.int32), np.empty(len(ends), np.int64)
-        found = self._number(data, *addresses(ends), len(ends), *addresses(numbers, sizes))
-        times = np.bincount(numbers[: max(found, 0)])
+        data, sizes = utf8(texts)
+        numbers = np.empty(len(data), np.int32)
+        found = self._encode(data, len(texts), *addresses(sizes, numbers))
+        times = np.bincount(~numbers[: max(found, 0)])
         counts[: len(times)] += times
         return found >= 0
 
@@ -260,25 +290,12 @@ class NativeWords:
         words = (data[start:end].tobytes().decode() for start, end in pairwise(edges))
         return zip(words, counts.tolist(), strict=False)
 
-    def _learn(self, first: int) -> bool:
-        """Encodes the words from this one on that C left out; returns whether there was room."""
-        cache, (_, starts, data) = self._cache, self._words
-        numbers = first + np.flatnonzero(self._sizes[first : cache.words.count] < 0)
-        ids, sizes = _joined(
-            self.ids([data[starts[n] : starts[n + 1]].tobytes().decode() for n in numbers.tolist()])
-        )
-        start, cache.used = cache.used, cache.used + len(ids)
-        if room := bool(cache.used <= cache.max_ids):
-            self._ids[start : cache.used] = ids
-            self._places[numbers], self._sizes[numbers] = start + np.cumsum(sizes) - sizes, sizes
-        return room
-
 
 def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
     """How often each word occurs; of more than the cache holds, some come more than once."""
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
     assert calls is not None  # who counts has a compiler
-    words = NativeWords(_no_ids, Algorithm(0), 1, calls)
+    words = NativeWords(_no_ids, _learnt(LIBRARY, calls), 1, calls)
     counts = np.zeros(MAX_CACHED_WORDS, np.int64)
     left = iter(texts)
     while batch := list(_some_texts(left)):
@@ -305,10 +322,12 @@ def _some_texts(texts: Iterator[str]) -> Iterator[str]:
             return
 
 
-def bytes_and_ends(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
-    """The texts as UTF-8, one after another, and where each ends."""
-    encoded = [text.encode() for text in texts]
-    return b"".join(encoded), np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+def utf8(texts: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    """The texts one after another, padded, and how many characters each has."""
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    some = 1 + JOINED_CHARACTERS * len(texts) // (1 + int(sizes.sum()))
+    parts = ("".join(texts[at : at + some]).encode() for at in range(0, len(texts), some))
+    return b"".join([*parts, bytes(PADDING)]), sizes
 
 
 def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
@@ -317,5 +336,7 @@ def addresses(*arrays: NDArray[Any]) -> tuple[int, ...]:
 
 def _tables(count: int, size: int) -> tuple[NDArray[Any], ...]:
     """Room for so many strings and bytes: slots, of which half stay free, starts and bytes."""
-    slots = np.zeros(1 << (2 * count).bit_length(), np.uint64)
-    return slots, np.zeros(count + 1, np.int64), np.empty(size, np.uint8)
+    slots = np.zeros(8 + (4 << (2 * count + 1).bit_length()), np.uint64)
+    # from the start of a line of the processor's cache
+    aligned = slots[(first := -slots.ctypes.data % 64 // 8) : first + len(slots) - 8]
+    return aligned, np.zeros(count + 1, np.int64), np.empty(size + PADDING, np.uint8)
