@@ -45,6 +45,8 @@ COMPILER_FLAGS = (
 SOURCES = ("int8_row.c", "decode_step.c", "encode_texts.c")  # one translation unit, in this order
 FOR = {
     "avx512_vnni": ("-march=native", "-mprefer-vector-width=512"),
+    "avx512": ("-march=skylake-avx512", "-mprefer-vector-width=512"),
+    "avx2": ("-mavx2", "-mfma"),
     "dotprod": ("-march=armv8.2-a+dotprod",),
 }
 
