@@ -19,7 +19,6 @@ enum { TILE = 8, WIDE = 2, MOVED8 = 128 };
 #include <arm_neon.h>
 enum { TILE = 4, WIDE = 1, MOVED8 = 0 };
 #elif defined(__AVX512BW__) || defined(__AVX2__)
-#include <immintrin.h>
 #define PAIRS /* vpmaddwd: sums of two products of 16 bits */
 #else
 #error "no instructions for products of whole numbers"
@@ -36,10 +35,10 @@ enum { VECTOR = 4, QUERIES = 4, FLOAT_ROWS = 4 };
 /* Cells of a row: PARTS at most, up to MOST. A step is shared by no more than SHARED inputs where x is one cell: on PAIRS 1024
    because products of up to 128 * 127 * 127 are to be added in 32 bits, which hold 1040 of them. */
 #if defined(PAIRS)
-enum { TILE = VECTOR / 2, WIDE = 1, REST = 1, MOVED8 = 0, PARTS = 1, MOST = 127 * 127, SHARED = 1024 };
+enum { TILE = VECTOR / 2, FEWEST = 3, WIDE = 1, REST = 1, MOVED8 = 0, PARTS = 1, MOST = 127 * 127, SHARED = 1024 };
 typedef int16_t Cell;
 #else
-enum { REST = 2, PARTS = 2, MOST = 127, SHARED = 128 };
+enum { FEWEST = TILE, REST = 2, PARTS = 2, MOST = 127, SHARED = 128 };
 typedef int8_t Cell;
 #endif
 
@@ -190,7 +189,7 @@ static inline void finish(const Linear *map, const Target *to, long row, long fi
   float *y = to->y + row * map->outputs + first;
   if (map->bias)
     for (long o = 0; o < count; o++) found[o] += map->bias[first + o];
-  activate(found, count, to->activation);
+  if (to->activation) activate(found, count, to->activation);
   for (long o = 0; o < count; o++) y[o] = found[o] + (to->add ? y[o] : 0.0f);
 }
 
@@ -279,12 +278,10 @@ typedef uint16_t Scales __attribute__((vector_size(2 * VECTOR), aligned(2)));
 
 static inline Vector scales_at(const uint16_t *from) { return (Vector)(__builtin_convertvector(*(const Scales *)from, Whole) << 16); }
 
-static inline Whole pairs(Words a, Words b) {
-#if defined(__AVX512BW__)
-  return (Whole)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#else
-  return (Whole)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#endif
+/* In assembler because compilers take all products before the sums, for which they have no registers. */
+static inline __attribute__((always_inline)) void add_pairs(Whole *sum, Words a, Words b) {
+  Whole both;
+  __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(*sum), "=v"(both) : "v"(a), "v"(b));
 }
 
 /* The inputs 0 and 2, or 1 and 3 (`odd`), of the first or the second `four` of VECTOR outputs. */
@@ -364,7 +361,7 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
         for (int h = 0; h < HALVES; h++) part[h] = words_at(w + 4 * VECTOR * h, k / 2, k % 2, bits);
         for (int r = 0; r < tile; r++) {
           const Words two = (Words)((Whole){0} + *(const int32_t *)(in + r * STRIDE + 2 * k));
-          for (int h = 0; h < HALVES; h++) sum[r][h] += pairs(part[h], two);
+          for (int h = 0; h < HALVES; h++) add_pairs(&sum[r][h], part[h], two);
         }
       }
     }
@@ -421,15 +418,19 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
       vst1q_f32(found[r] + 4 * j, job->groups > 1 ? total[r][j] : vmulq_f32(total[r][j], scale));
     }
 #endif
-  const long rows = at_most(to->rows - row, tile / parts);
-  for (int r = 0; r < rows; r++) finish(job, to, row + r, b * LANES, at_most(job->outputs - b * LANES, WIDE * LANES), found[r]);
+  const long rows = at_most(to->rows - row, tile / parts), count = at_most(job->outputs - b * LANES, WIDE * LANES);
+  for (int r = 0; r < rows; r++)
+    if (count == WIDE * LANES) /* of which a compiler needs no loop */
+      finish(job, to, row + r, b * LANES, WIDE * LANES, found[r]);
+    else
+      finish(job, to, row + r, b * LANES, count, found[r]);
 }
 
-/* Every row times WIDE blocks: whole tiles, then REST rows of cells at a time. */
+/* Every row times WIDE blocks: tiles with at least FEWEST, then REST rows of cells at a time. */
 static inline __attribute__((always_inline)) void rows_product(const Linear *map, const Split *x, const Target *to, long b,
                                                                const int bits, const int parts) {
   long at = 0;
-  for (; at + TILE <= to->rows * parts; at += TILE) block_product(map, x, to, b, at, TILE, bits, parts);
+  for (; at + FEWEST <= to->rows * parts; at += TILE) block_product(map, x, to, b, at, TILE, bits, parts);
   for (; at < to->rows * parts; at += REST) block_product(map, x, to, b, at, REST, bits, parts);
 }
 
