@@ -53,7 +53,7 @@ typedef struct {
   long outputs, inputs, group, groups, bits; /* group * groups: the inputs, filled up to a multiple of STRIDE */
 } Linear; /* 32 bits: plain floats, `group` from output to output and `groups` from input to input, of which one is 1 */
 
-enum { COLUMNS = 1024 }; /* most outputs whose sums of 4 rows lie in the nearest cache */
+enum { ROWS = 8, COLUMNS = 512 }; /* rows at once of weights of 32 bits, most outputs whose sums of these lie in the nearest cache */
 typedef float Vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
 
 /* x as rows of cells: one a row (`parts` 1: 8 bits, on PAIRS 15) or two (15 bits). TILE of them lie together, STRIDE cells of each in turn. */
@@ -193,7 +193,7 @@ static inline void finish(const Linear *map, const Target *to, long row, long fi
   for (long o = 0; o < count; o++) y[o] = found[o] + (to->add ? y[o] : 0.0f);
 }
 
-/* Sums of 4 outputs, whose inputs lie one after another, for `tile` rows. */
+/* Sums of 4 outputs, whose inputs lie one after another and before those of the next 4, for `tile` rows. */
 static inline __attribute__((always_inline)) void dots(const float *const *w, const float *x, long apart, long n, float *found,
                                                        const int tile) {
   Vector sum[4][FLOAT_ROWS] = {0};
@@ -201,6 +201,7 @@ static inline __attribute__((always_inline)) void dots(const float *const *w, co
   for (; i + VECTOR <= n; i += VECTOR)
     for (int k = 0; k < 4; k++) {
       const Vector weight = *(const Vector *)(w[k] + i);
+      __builtin_prefetch(w[k] + i + 4 * n);
       for (int r = 0; r < tile; r++) sum[k][r] += weight * *(const Vector *)(x + r * apart + i);
     }
   for (int r = 0; r < tile; r++)
@@ -212,14 +213,15 @@ static inline __attribute__((always_inline)) void dots(const float *const *w, co
     }
 }
 
-/* Sums of `count` outputs, which lie one after another for each input, for `tile` rows: eight inputs at a time, read in long runs. */
+/* Sums of `count` outputs, which lie one after another for each input, for `rows` of `tile` rows: eight inputs at a time, read in long
+   runs. */
 static inline __attribute__((always_inline)) void columns(const float *w, long step, const float *x, long apart, long n, long count,
-                                                          float found[FLOAT_ROWS][COLUMNS], const int tile) {
+                                                          float found[ROWS][COLUMNS], long rows, const int tile) {
   for (int r = 0; r < tile; r++) memset(found[r], 0, count * sizeof(float));
   for (long i = 0; i < n; i += STRIDE, w += STRIDE * step) {
     const long held = at_most(n - i, STRIDE);
-    float in[FLOAT_ROWS][STRIDE] = {0};
-    for (int r = 0; r < tile; r++) memcpy(in[r], x + r * apart + i, held * sizeof(float));
+    float in[ROWS][STRIDE] = {0};
+    for (int r = 0; r < rows; r++) memcpy(in[r], x + r * apart + i, held * sizeof(float));
     const float *from[STRIDE];
     for (int k = 0; k < STRIDE; k++) from[k] = w + at_most(k, held - 1) * step;
     long o = 0;
@@ -233,23 +235,27 @@ static inline __attribute__((always_inline)) void columns(const float *w, long s
         *(Vector *)(found[r] + o) = sum;
       }
     for (; o < count; o++)
-      for (int r = 0; r < tile; r++)
+      for (int r = 0; r < rows; r++)
         for (int k = 0; k < STRIDE; k++) found[r][o] += in[r][k] * from[k][o];
   }
 }
 
-/* Some outputs of weights of 32 bits for `tile` rows from `row`. */
-static inline __attribute__((always_inline)) void plain_block(const Linear *map, const Split *x, const Target *to, long first, long count,
-                                                              long row, const int tile) {
+/* Some outputs of weights of 32 bits for up to ROWS rows from `row`. */
+static void plain_block(const Linear *map, const Split *x, const Target *to, long first, long count, long row) {
   const float *w = (const float *)map->weights + first * map->group, *in = x->plain + row * x->apart;
-  float found[FLOAT_ROWS][COLUMNS];
-  if (map->groups > 1) columns(w, map->groups, in, x->apart, map->inputs, count, found, tile);
+  const long rows = at_most(to->rows - row, ROWS), n = map->inputs;
+  float found[ROWS][COLUMNS];
+  if (map->groups > 1 && rows > 4) columns(w, map->groups, in, x->apart, n, count, found, rows, ROWS);
+  if (map->groups > 1 && rows > 1 && rows <= 4) columns(w, map->groups, in, x->apart, n, count, found, rows, 4);
+  if (map->groups > 1 && rows == 1) columns(w, map->groups, in, x->apart, n, count, found, 1, 1);
   for (long o = 0; o < count && map->groups == 1; o += 4) {
     const float *four[4];
     for (int k = 0; k < 4; k++) four[k] = w + at_most(o + k, count - 1) * map->group;
-    dots(four, in, x->apart, map->inputs, found[0] + o, tile);
+    long r = 0;
+    for (; r + FLOAT_ROWS <= rows; r += FLOAT_ROWS) dots(four, in + r * x->apart, x->apart, n, found[r] + o, FLOAT_ROWS);
+    for (; r < rows; r++) dots(four, in + r * x->apart, x->apart, n, found[r] + o, 1);
   }
-  for (int r = 0; r < tile; r++) finish(map, to, row + r, first, count, found[r]);
+  for (int r = 0; r < rows; r++) finish(map, to, row + r, first, count, found[r]);
 }
 
 /* Rows times weights of 32 bits; each thread of the team has a run of outputs. */
@@ -257,12 +263,8 @@ static void plain_product(const Linear *map, const Split *x, const Target *to) {
   const long share = ceiling(ceiling(map->outputs, omp_get_num_threads()), LANES) * LANES;
   const long each = at_most(share, map->groups > 1 ? COLUMNS : LANES);
 #pragma omp for schedule(static)
-  for (long first = 0; first < map->outputs; first += each) {
-    const long count = at_most(map->outputs - first, each);
-    long row = 0;
-    for (; row + FLOAT_ROWS <= to->rows; row += FLOAT_ROWS) plain_block(map, x, to, first, count, row, FLOAT_ROWS);
-    for (; row < to->rows; row++) plain_block(map, x, to, first, count, row, 1);
-  }
+  for (long first = 0; first < map->outputs; first += each)
+    for (long row = 0; row < to->rows; row += ROWS) plain_block(map, x, to, first, at_most(map->outputs - first, each), row);
 }
 
 #if defined(__AVX512VNNI__)
