@@ -107,8 +107,8 @@ static Split split_in(int8_t *room, const Linear *map, long rows, int parts) {
 /* To the nearest whole number, in a way that compilers vectorise. */
 static inline int32_t whole(float x) { return (int32_t)(x + copysignf(0.5f, x)); }
 
-/* Up to SPREAD numbers as cells into a tile, zeros up to `n`; the sum of these. On PAIRS inputs 0, 2, 1, 3: those are what shifts leave
-   side by side of four weights of a byte. */
+/* Up to SPREAD numbers as cells into a tile, zeros up to `n`; the sum of these. On PAIRS in the order 0, 2, 1, 3, in which
+   shifts widen four weights. */
 static int32_t put(const float *value, long filled, long n, Cell *tile) {
   Cell row[SPREAD];
   int32_t near[SPREAD], sum = 0;
