@@ -34,6 +34,7 @@ needs_kernel = pytest.mark.skipif(
     why_not() is not None, reason="there is no int8 kernel for this machine"
 )
 
+KERNELS = ("", "no-vnni", "no-avx512")  # where these instructions are, others take their place
 SIZES = dict(vocab=300, width=48, depth=2, heads=4, context=64)
 FAMILIES = {
     "gpt2": (gpt2(**SIZES), ("lm",)),
@@ -86,13 +87,14 @@ def test_packed_weights_unpack_to_the_same_numbers(
     st.sampled_from((1, 2, 3, 70, 130)),
     st.integers(1, 70),
     st.integers(1, 9),
-    st.sampled_from((0, 8, 32)),
+    st.sampled_from((0, 8, 32, 136, 256, 1040)),
+    st.sampled_from(KERNELS),
     st.integers(0, 10_000),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @torch.no_grad()
 def test_the_product_is_that_of_the_rounded_weights(
-    bits: int, rows: int, outputs: int, strides: int, group: int, seed: int
+    bits: int, rows: int, outputs: int, strides: int, group: int, kernel: str, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     half, inputs = 1 << bits - 1, strides * (group or 7)
@@ -106,14 +108,29 @@ def test_the_product_is_that_of_the_rounded_weights(
     x[0] = 0
     stood_for = expanded(numbers, scale).double()
     want = F.linear(x.double(), stood_for, bias.double())
-    found = product(Packed.of(numbers, scale, bits), bias)(x)
+    with pretend(parse_machine(kernel)):
+        precise, rough = (product(Packed.of(numbers, scale, bits), bias, n) for n in (15, 8))
+    found = precise(x)
     step = x.abs().amax(1, True) / INT8_MAX**2  # all that an activation is off by
     slack = stood_for.abs().sum(1)
     float_error = 1e-5 * (want.abs().max() + 1)
     assert ((found - want).abs() <= step * slack + float_error).all()
-    found = product(Packed.of(numbers, scale, bits), bias, activation_bits=8)(x)
+    found = rough(x)
     step *= INT8_MAX / 2
     assert ((found - want).abs() <= 1.001 * step * slack + float_error).all()
+
+
+@needs_kernel
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_sums_of_the_largest_numbers_do_not_overflow(bits: int, kernel: str) -> None:
+    lowest, inputs = -(1 << bits - 1), 8192
+    numbers = torch.full((16, inputs), lowest, dtype=torch.int8)
+    weight = Packed.of(numbers, torch.ones(16, 1).bfloat16(), bits)
+    x = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, inputs)
+    with pretend(parse_machine(kernel)):
+        found = product(weight, None)(x)
+    torch.testing.assert_close(found, x[:, :1].expand(3, 16) * lowest * inputs, rtol=1e-6, atol=0)
 
 
 @needs_kernel
@@ -126,7 +143,7 @@ def test_a_map_keeps_shapes_and_types_and_refuses_gradients() -> None:
         layer(torch.randn(1, 64, requires_grad=True))
 
 
-MISSING = [("no-compiler", "no C compiler"), ("no-int8", "no int8 dot products")]
+MISSING = [("no-compiler", "no C compiler"), ("no-int8", "neither AVX2 nor ARM's dotprod")]
 
 
 @pytest.mark.parametrize(("without", "reason"), MISSING)

@@ -28,6 +28,7 @@ MACHINES = [
     "no-bf16",
     "no-compiler",
     "no-int8",
+    "no-avx512",
     "cores=1",
     "no-bf16,no-int8,no-compiler,cores=1,memory=1G",
 ]

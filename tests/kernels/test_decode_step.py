@@ -1,6 +1,6 @@
 """A decoding step in one call computes what the modules compute, for each kind of layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -49,7 +49,14 @@ def quantized(config: ModelConfig) -> Network:
     return quantize_int8(in_fp32(config))
 
 
+@pytest.fixture(params=["", "no-avx512"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pretend(parse_machine(request.param)):
+        yield
+
+
 @needs_kernel
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("weights", [quantized, in_fp32, stored_by_input])
 @pytest.mark.parametrize("name", FUSED)
 @torch.inference_mode()

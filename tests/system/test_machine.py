@@ -69,7 +69,8 @@ def test_kernels_follow_the_instructions_and_the_compiler() -> None:
     assert ARM_SERVER.int8_instructions is None  # no compiler
     assert replace(ARM_SERVER, compiler="g++").int8_instructions == "dotprod"
     assert replace(AMX, compiler="g++").int8_instructions == "avx512_vnni"
-    assert replace(PLAIN_X86, compiler="g++").int8_instructions is None
+    assert replace(PLAIN_X86, compiler="g++").int8_instructions == "avx2"
+    assert Machine(compiler="g++").int8_instructions is None
     assert replace(H200, triton=True).has_triton
     assert not replace(H200, triton=False).has_triton
     assert replace(AMX, compiler="g++").compile_pays("cpu", 3600)

@@ -105,7 +105,7 @@ def _int8(machine: Machine) -> str:
         )
     if machine.compiler is None:
         return "slower than fp32 here: no C compiler to build the kernel with"
-    return "slower than fp32 here: no int8 dot-product instructions"
+    return "slower than fp32 here: neither AVX2 nor ARM's dotprod"
 
 
 def _compiler(machine: Machine, kind: str) -> str:

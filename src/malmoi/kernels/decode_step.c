@@ -215,6 +215,6 @@ static int run_layers(Step *s, size_t turned) {
 
 /* x [rows, width] becomes the trunk's output. 0: done; 1: no memory. */
 int malmoi_decode_step(const Trunk *t, float *x, const int64_t *at, const uint8_t *live, long rows) {
-  Step step = {.trunk = t, .mix = attend_cache, .x = x, .at = at, .live = live, .rows = rows, .parts = 2};
+  Step step = {.trunk = t, .mix = attend_cache, .x = x, .at = at, .live = live, .rows = rows, .parts = PARTS};
   return run_layers(&step, 0);
 }

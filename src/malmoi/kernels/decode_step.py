@@ -2,10 +2,10 @@
 
 For few rows the calls between two products take longer than the products: of SmolLM2's 43 ms a
 token on an ARM server in int8, the products are 9 (`decode_step.c`). Weights of 32 bits are read
-where they lie. In whole texts padding is left out, and activations are rounded to 8 bits, 128 of
-them with one step: reading is bound by dot products, and 15 bits take twice as many
-(`encode_texts.c`); on AMX they keep 15 (`int8_tiles.c`). B rows or texts, T tokens, D width, G
-key/value heads, S places, E head width.
+where they lie. In whole texts padding is left out, and where dot products are of bytes activations
+are rounded to 8 bits, 128 of them with one step: reading is bound by dot products, and 15 bits take
+twice as many (`encode_texts.c`); AMX keeps 15 (`int8_tiles.c`). B rows or texts, T tokens, D width,
+G key/value heads, S places, E head width.
 """
 
 import ctypes

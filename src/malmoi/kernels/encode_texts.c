@@ -1,8 +1,8 @@
 
 /* Whole texts through all layers of a bidirectional Transformer with quantised weights. Follows decode_step.c in one translation unit.
 
-   The rows of the texts lie one after another, without padding. Activations are rounded to 8 bits, SPREAD of them with one step:
-   a product is then bound by dot products and takes half as many as with 15 bits. Tiles keep 15. */
+   The rows of the texts lie one after another, without padding. Activations are rounded to 8 bits, SHARED of them with one step:
+   a product is then bound by dot products and takes half as many as with 15 bits. On PAIRS and in tiles they keep 15. */
 
 enum { WIDEST_HEAD = 256, ENOUGH = 256 }; /* ENOUGH rows at once: weights are then read seldom, and the rows fit into a cache */
 

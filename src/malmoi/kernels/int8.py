@@ -3,9 +3,10 @@
 Each weight row has its own symmetric scale. Activations lose no more than in bfloat16: rounding
 them to 8 bits as well, as the fastest kernels do, costs SmolLM2 4.6 % of perplexity.
 
-Our own kernel is compiled once for this CPU, for AVX512-VNNI and ARM's dot-product instructions.
-Elsewhere, or without a compiler, there is no kernel: fp32 is then faster, so int8 is not used for
-computing. O outputs, I inputs, G groups of inputs, N rows of activations, V vocabulary, D width.
+Our own kernel is compiled once for this CPU: for AVX512-VNNI, any AVX-512 or AVX2, and for ARM's
+dot-product instructions. Elsewhere, or without a compiler, there is no kernel: fp32 is then faster,
+so int8 is not used for computing. O outputs, I inputs, G groups of inputs, N rows of activations,
+V vocabulary, D width.
 """
 
 import ctypes
@@ -46,6 +47,8 @@ COMPILER_FLAGS = (
 SOURCES = ("int8_row.c", "int8_tiles.c", "decode_step.c", "encode_texts.c")
 FOR = {
     "avx512_vnni": ("-march=native", "-mprefer-vector-width=512"),
+    "avx512": ("-march=skylake-avx512", "-mprefer-vector-width=512"),
+    "avx2": ("-mavx2", "-mfma"),
     "dotprod": ("-march=armv8.2-a+dotprod",),
 }
 
@@ -152,7 +155,8 @@ def product(
 ) -> Callable[[Tensor], Tensor]:
     """A function x [N, I] → x Wᵀ + bias [N, O], both in fp32.
 
-    Activations are rounded to 15 bits; to 8, with a step for each 128 of them or each group.
+    Activations are rounded to 15 bits; to 8, with a step for each 128 of them or each group, where
+    that is faster: x86 without VNNI keeps 15.
     """
     library = required(
         kernels(),
@@ -188,7 +192,7 @@ def why_not() -> str | None:
         return msg(
             "there is no C compiler on this machine (gcc or clang) to build the int8 kernel with"
         )
-    return msg("this processor has no int8 dot products (AVX512-VNNI, or ARM's dotprod)")
+    return msg("this processor has neither AVX2 nor ARM's dotprod, which the int8 kernel needs")
 
 
 def kernels() -> ctypes.CDLL | None:

@@ -3,8 +3,9 @@
    W is stored in blocks of 16 outputs, each contiguous: for every 8 inputs [2][16][4] numbers, so that one load feeds 16 sums.
    At 4 bits a byte holds the number of one of the first four inputs in its low half and of the second four in its high half, each plus 8.
    `scale` is bf16, one per group of inputs and output: [block][group][16].
-   x is split into two signed bytes, x = step * (high + low / 127), which loses less than bf16. Unsigned numbers (always at 4 bits,
-   and at 8 on x86, whose vpdpbusd multiplies unsigned by signed) are corrected by `sums`, the sums of x over each group. */
+   x is split into two signed bytes, x = step * (high + low / 127), which loses less than bf16; x86 without VNNI multiplies 16 bits by 16,
+   so there x is one number, 127 * high + low. Unsigned numbers (always at 4 bits, and at 8 with VNNI, whose vpdpbusd multiplies unsigned
+   by signed) are corrected by `sums`, the sums of x over each group. */
 
 #include <math.h>
 #include <stdint.h>
@@ -17,8 +18,28 @@ enum { TILE = 8, WIDE = 2, MOVED8 = 128 };
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 enum { TILE = 4, WIDE = 1, MOVED8 = 0 };
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+#define PAIRS /* vpmaddwd: sums of two products of 16 bits */
 #else
-#error "no int8 dot products"
+#error "no instructions for products of whole numbers"
+#endif
+
+#if defined(__AVX512F__)
+enum { VECTOR = 16, QUERIES = 8, FLOAT_ROWS = 4 }; /* floats of a register; rows of attention and of products whose sums fit into registers */
+#elif defined(__AVX2__)
+enum { VECTOR = 8, QUERIES = 4, FLOAT_ROWS = 2 };
+#else
+enum { VECTOR = 4, QUERIES = 4, FLOAT_ROWS = 4 };
+#endif
+
+/* Cells of a row: PARTS at most, up to MOST. A step is shared by no more than SHARED inputs where x is one cell: on PAIRS 1024
+   because products of up to 128 * 127 * 127 are to be added in 32 bits, which hold 1040 of them. */
+#if defined(PAIRS)
+enum { TILE = VECTOR / 2, FEWEST = 3, WIDE = 1, REST = 1, MOVED8 = 0, PARTS = 1, MOST = 127 * 127, SHARED = 1024 };
+typedef int16_t Cell;
+#else
+enum { FEWEST = TILE, REST = 2, PARTS = 2, MOST = 127, SHARED = 128 };
+typedef int8_t Cell;
 #endif
 
 enum { LANES = 16, STRIDE = 8, MOVED4 = 8, CHUNK = 64, SPREAD = 128, SERIAL = 1 << 15 };
@@ -32,20 +53,15 @@ typedef struct {
   long outputs, inputs, group, groups, bits; /* group * groups: the inputs, filled up to a multiple of STRIDE */
 } Linear; /* 32 bits: plain floats, `group` from output to output and `groups` from input to input, of which one is 1 */
 
-#if defined(__AVX512F__)
-enum { VECTOR = 16, QUERIES = 8 }; /* floats of a register; rows of attention whose sums fit into registers */
-#else
-enum { VECTOR = 4, QUERIES = 4 };
-#endif
-enum { COLUMNS = 1024 }; /* most outputs whose sums of 4 rows lie in the nearest cache */
+enum { ROWS = 8, COLUMNS = 512 }; /* rows at once of weights of 32 bits, most outputs whose sums of these lie in the nearest cache */
 typedef float Vector __attribute__((vector_size(4 * VECTOR), aligned(4)));
 
-/* x as rows of bytes: one a row (`parts` 1: 8 bits) or two (15 bits). TILE of them lie together, STRIDE bytes of each in turn. */
+/* x as rows of cells: one a row (`parts` 1: 8 bits, on PAIRS 15) or two (15 bits). TILE of them lie together, STRIDE cells of each in turn. */
 typedef struct {
   const float *plain; /* for weights of 32 bits, whose x is left as it is, and the floats from row to row */
   long apart;
-  int8_t *bytes;      /* [tile][width / STRIDE][TILE][STRIDE] */
-  int32_t *sums;      /* [byte row][group], times what corrects unsigned weights */
+  Cell *cells;        /* [tile][width / STRIDE][TILE][STRIDE] */
+  int32_t *sums;      /* [row of cells][group], times what corrects unsigned weights */
   float *step;        /* [row][group] */
   long group, groups; /* inputs that share a step; the last group may be shorter */
   int parts;
@@ -64,47 +80,57 @@ int omp_get_num_threads(void); /* some compilers lack the header */
 
 static long at_most(long a, long b) { return a < b ? a : b; }
 
-/* Inputs that share a step: those that share a scale or, in 8 bits, no more than SPREAD, so that an outlier spoils few others. */
-static long step_group(const Linear *map, int parts) { return parts == 1 ? at_most(map->group, SPREAD) : map->group; }
-
 static long ceiling(long n, long unit) { return (n + unit - 1) / unit; }
+
+/* Inputs that share a step: those that share a scale or, in one cell, no more than SHARED, so that an outlier spoils few others. */
+static long step_group(const Linear *map, int parts) {
+  const long most = parts == 1 ? at_most(map->group, SHARED) : map->group;
+  long n = ceiling(map->group, most);
+  if (map->groups == 1) return most;
+  while (map->group % (n * STRIDE)) n++;
+  return map->group / n;
+}
 
 /* Bytes of `rows` split rows. */
 static size_t split_bytes(const Linear *map, long rows, int parts) {
   if (map->bits == 32) return 0;
   const long filled = ceiling(rows * parts, TILE) * TILE, groups = ceiling(padded(map), step_group(map, parts));
-  return filled * (padded(map) + groups * (sizeof(int32_t) + sizeof(float)));
+  return filled * (padded(map) * sizeof(Cell) + groups * (sizeof(int32_t) + sizeof(float)));
 }
 
 static Split split_in(int8_t *room, const Linear *map, long rows, int parts) {
   const long filled = ceiling(rows * parts, TILE) * TILE, group = step_group(map, parts), groups = ceiling(padded(map), group);
-  int32_t *sums = (int32_t *)(room + filled * padded(map));
-  return (Split){NULL, 0, room, sums, (float *)(sums + filled * groups), group, groups, parts};
+  int32_t *sums = (int32_t *)(room + filled * padded(map) * sizeof(Cell));
+  return (Split){NULL, 0, (Cell *)room, sums, (float *)(sums + filled * groups), group, groups, parts};
 }
 
 /* To the nearest whole number, in a way that compilers vectorise. */
 static inline int32_t whole(float x) { return (int32_t)(x + copysignf(0.5f, x)); }
 
-/* Up to SPREAD numbers as signed bytes into a tile, zeros up to `n`; the sum of these. */
-static int32_t put(const float *value, long filled, long n, int8_t *tile) {
-  int8_t row[SPREAD];
+/* Up to SPREAD numbers as cells into a tile, zeros up to `n`; the sum of these. On PAIRS in the order 0, 2, 1, 3, in which
+   shifts widen four weights. */
+static int32_t put(const float *value, long filled, long n, Cell *tile) {
+  Cell row[SPREAD];
   int32_t near[SPREAD], sum = 0;
   for (long i = 0; i < filled; i++) near[i] = whole(value[i]);
   for (long i = filled; i < n; i++) near[i] = 0;
-  for (long i = 0; i < n; i++) row[i] = (int8_t)near[i], sum += near[i];
-  for (long i = 0; i < n; i += STRIDE) memcpy(tile + i * TILE, row + i, STRIDE);
+  for (long i = 0; i < n; i++) row[i] = (Cell)near[i], sum += near[i];
+#if defined(PAIRS)
+  for (long i = 0; i < n; i += 4) row[i + 1] = (Cell)near[i + 2], row[i + 2] = (Cell)near[i + 1];
+#endif
+  for (long i = 0; i < n; i += STRIDE) memcpy(tile + i * TILE, row + i, STRIDE * sizeof(Cell));
   return sum;
 }
 
 static void split(const Linear *map, const float *x, long row, const Split *to) {
   const long width = padded(map), first = row * to->parts;
   const int32_t moved = map->bits == 4 ? MOVED4 : MOVED8;
-  int8_t *tile = to->bytes + first / TILE * TILE * width + first % TILE * STRIDE;
+  Cell *tile = to->cells + first / TILE * TILE * width + first % TILE * STRIDE;
   for (long g = 0; g < to->groups; g++) {
     const long from = g * to->group, end = at_most(from + to->group, width), filled = at_most(end, map->inputs);
     float most = 1e-30f, value[SPREAD];
     for (long i = from; i < filled; i++) most = fmaxf(most, fabsf(x[i]));
-    const float inverse = 127.0f / most;
+    const float inverse = MOST / most;
     int32_t coarse = 0, fine = 0;
     for (long i = from; i < end; i += SPREAD) {
       const long n = at_most(end - i, SPREAD), given = at_most(filled - i, SPREAD);
@@ -116,7 +142,7 @@ static void split(const Linear *map, const float *x, long row, const Split *to) 
     }
     to->sums[first * to->groups + g] = -moved * coarse;
     if (to->parts == 2) to->sums[(first + 1) * to->groups + g] = -moved * fine;
-    to->step[row * to->groups + g] = most / 127.0f;
+    to->step[row * to->groups + g] = most / MOST;
   }
 }
 
@@ -163,18 +189,19 @@ static inline void finish(const Linear *map, const Target *to, long row, long fi
   float *y = to->y + row * map->outputs + first;
   if (map->bias)
     for (long o = 0; o < count; o++) found[o] += map->bias[first + o];
-  activate(found, count, to->activation);
+  if (to->activation) activate(found, count, to->activation);
   for (long o = 0; o < count; o++) y[o] = found[o] + (to->add ? y[o] : 0.0f);
 }
 
-/* Sums of 4 outputs, whose inputs lie one after another, for `tile` rows. */
+/* Sums of 4 outputs, whose inputs lie one after another and before those of the next 4, for `tile` rows. */
 static inline __attribute__((always_inline)) void dots(const float *const *w, const float *x, long apart, long n, float *found,
                                                        const int tile) {
-  Vector sum[4][4] = {0};
+  Vector sum[4][FLOAT_ROWS] = {0};
   long i = 0;
   for (; i + VECTOR <= n; i += VECTOR)
     for (int k = 0; k < 4; k++) {
       const Vector weight = *(const Vector *)(w[k] + i);
+      __builtin_prefetch(w[k] + i + 4 * n);
       for (int r = 0; r < tile; r++) sum[k][r] += weight * *(const Vector *)(x + r * apart + i);
     }
   for (int r = 0; r < tile; r++)
@@ -186,14 +213,15 @@ static inline __attribute__((always_inline)) void dots(const float *const *w, co
     }
 }
 
-/* Sums of `count` outputs, which lie one after another for each input, for `tile` rows: eight inputs at a time, read in long runs. */
+/* Sums of `count` outputs, which lie one after another for each input, for `rows` of `tile` rows: eight inputs at a time, read in long
+   runs. */
 static inline __attribute__((always_inline)) void columns(const float *w, long step, const float *x, long apart, long n, long count,
-                                                          float found[4][COLUMNS], const int tile) {
+                                                          float found[ROWS][COLUMNS], long rows, const int tile) {
   for (int r = 0; r < tile; r++) memset(found[r], 0, count * sizeof(float));
   for (long i = 0; i < n; i += STRIDE, w += STRIDE * step) {
     const long held = at_most(n - i, STRIDE);
-    float in[4][STRIDE] = {0};
-    for (int r = 0; r < tile; r++) memcpy(in[r], x + r * apart + i, held * sizeof(float));
+    float in[ROWS][STRIDE] = {0};
+    for (int r = 0; r < rows; r++) memcpy(in[r], x + r * apart + i, held * sizeof(float));
     const float *from[STRIDE];
     for (int k = 0; k < STRIDE; k++) from[k] = w + at_most(k, held - 1) * step;
     long o = 0;
@@ -207,23 +235,27 @@ static inline __attribute__((always_inline)) void columns(const float *w, long s
         *(Vector *)(found[r] + o) = sum;
       }
     for (; o < count; o++)
-      for (int r = 0; r < tile; r++)
+      for (int r = 0; r < rows; r++)
         for (int k = 0; k < STRIDE; k++) found[r][o] += in[r][k] * from[k][o];
   }
 }
 
-/* Some outputs of weights of 32 bits for `tile` rows from `row`. */
-static inline __attribute__((always_inline)) void plain_block(const Linear *map, const Split *x, const Target *to, long first, long count,
-                                                              long row, const int tile) {
+/* Some outputs of weights of 32 bits for up to ROWS rows from `row`. */
+static void plain_block(const Linear *map, const Split *x, const Target *to, long first, long count, long row) {
   const float *w = (const float *)map->weights + first * map->group, *in = x->plain + row * x->apart;
-  float found[4][COLUMNS];
-  if (map->groups > 1) columns(w, map->groups, in, x->apart, map->inputs, count, found, tile);
+  const long rows = at_most(to->rows - row, ROWS), n = map->inputs;
+  float found[ROWS][COLUMNS];
+  if (map->groups > 1 && rows > 4) columns(w, map->groups, in, x->apart, n, count, found, rows, ROWS);
+  if (map->groups > 1 && rows > 1 && rows <= 4) columns(w, map->groups, in, x->apart, n, count, found, rows, 4);
+  if (map->groups > 1 && rows == 1) columns(w, map->groups, in, x->apart, n, count, found, 1, 1);
   for (long o = 0; o < count && map->groups == 1; o += 4) {
     const float *four[4];
     for (int k = 0; k < 4; k++) four[k] = w + at_most(o + k, count - 1) * map->group;
-    dots(four, in, x->apart, map->inputs, found[0] + o, tile);
+    long r = 0;
+    for (; r + FLOAT_ROWS <= rows; r += FLOAT_ROWS) dots(four, in + r * x->apart, x->apart, n, found[r] + o, FLOAT_ROWS);
+    for (; r < rows; r++) dots(four, in + r * x->apart, x->apart, n, found[r] + o, 1);
   }
-  for (int r = 0; r < tile; r++) finish(map, to, row + r, first, count, found[r]);
+  for (int r = 0; r < rows; r++) finish(map, to, row + r, first, count, found[r]);
 }
 
 /* Rows times weights of 32 bits; each thread of the team has a run of outputs. */
@@ -231,12 +263,8 @@ static void plain_product(const Linear *map, const Split *x, const Target *to) {
   const long share = ceiling(ceiling(map->outputs, omp_get_num_threads()), LANES) * LANES;
   const long each = at_most(share, map->groups > 1 ? COLUMNS : LANES);
 #pragma omp for schedule(static)
-  for (long first = 0; first < map->outputs; first += each) {
-    const long count = at_most(map->outputs - first, each);
-    long row = 0;
-    for (; row + 4 <= to->rows; row += 4) plain_block(map, x, to, first, count, row, 4);
-    for (; row < to->rows; row++) plain_block(map, x, to, first, count, row, 1);
-  }
+  for (long first = 0; first < map->outputs; first += each)
+    for (long row = 0; row < to->rows; row += ROWS) plain_block(map, x, to, first, at_most(map->outputs - first, each), row);
 }
 
 #if defined(__AVX512VNNI__)
@@ -245,11 +273,38 @@ static inline __m512 scales_at(const uint16_t *from) {
 }
 #endif
 
-/* WIDE blocks of 16 outputs for `tile` byte rows from `at`; `tile`, `bits` and `parts` are constants wherever it is called. */
+#if defined(PAIRS)
+typedef int32_t Whole __attribute__((vector_size(4 * VECTOR), aligned(4)));
+typedef uint16_t Words __attribute__((vector_size(4 * VECTOR), aligned(1)));
+typedef uint16_t Scales __attribute__((vector_size(2 * VECTOR), aligned(2)));
+
+static inline Vector scales_at(const uint16_t *from) { return (Vector)(__builtin_convertvector(*(const Scales *)from, Whole) << 16); }
+
+/* In assembler because compilers take all products before the sums, for which they have no registers. */
+static inline __attribute__((always_inline)) void add_pairs(Whole *sum, Words a, Words b) {
+  Whole both;
+  __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+v"(*sum), "=v"(both) : "v"(a), "v"(b));
+}
+
+/* The inputs 0 and 2, or 1 and 3 (`odd`), of the first or the second `four` of VECTOR outputs. */
+static inline Words words_at(const uint8_t *w, const int four, const int odd, const int bits) {
+  if (bits == 4) return *(const Words *)w >> (8 * odd + 4 * four) & 15;
+  typedef int16_t Signed __attribute__((vector_size(4 * VECTOR)));
+  const Words both = *(const Words *)(w + 64 * four);
+  return (Words)((Signed)(odd ? both : both << 8) >> 8);
+}
+#endif
+
+/* Where the scales of a group of x begin in those of a block. */
+static inline long scale_place(const Linear *map, const Split *x, long g) {
+  return map->groups > 1 ? g * x->group / map->group * LANES : 0;
+}
+
+/* WIDE blocks of 16 outputs for `tile` rows of cells from `at`; `tile`, `bits` and `parts` are constants wherever it is called. */
 static inline __attribute__((always_inline)) void block_product(const Linear *job, const Split *x, const Target *to, long b, long at,
                                                                 const int tile, const int bits, const int parts) {
   const long width = padded(job), row = at / parts;
-  const int8_t *in = x->bytes + at / TILE * TILE * width + at % TILE * STRIDE;
+  const Cell *in = x->cells + at / TILE * TILE * width + at % TILE * STRIDE;
   const uint8_t *w = job->weights + b * LANES * width * bits / 8;
   float found[TILE][WIDE * LANES];
 #if defined(__AVX512VNNI__)
@@ -280,7 +335,7 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
         }
     }
     for (int c = 0; c < WIDE; c++) {
-      const __m512 scale = scales_at(scales + (c * beyond + (job->groups > 1) * g) * LANES);
+      const __m512 scale = scales_at(scales + c * beyond * LANES + scale_place(job, x, g));
       for (int r = 0; r < tile / parts; r++) {
         __m512 dot = _mm512_cvtepi32_ps(sum[r * parts][c]);
         if (parts == 2) dot = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[2 * r + 1][c]), _mm512_set1_ps(1.0f / 127.0f), dot);
@@ -293,13 +348,39 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
     const __m512 scale = job->groups > 1 ? _mm512_set1_ps(1.0f) : scales_at(scales + c * beyond * LANES);
     for (int r = 0; r < tile / parts; r++) _mm512_storeu_ps(found[r] + c * LANES, _mm512_mul_ps(total[r][c], scale));
   }
+#elif defined(PAIRS)
+  enum { HALVES = LANES / VECTOR };
+  const uint16_t *scales = job->scale + b * job->groups * LANES;
+  Vector total[TILE][HALVES] = {0};
+  for (long g = 0; g < x->groups; g++) {
+    Whole sum[TILE][HALVES];
+    for (int r = 0; r < tile; r++)
+      for (int h = 0; h < HALVES; h++) sum[r][h] = (Whole){0} + x->sums[(at + r) * x->groups + g];
+    for (long i = at_most(x->group, width - g * x->group); i > 0; i -= STRIDE, w += 16 * bits, in += TILE * STRIDE) {
+      for (int line = 0; line < bits / 4; line++) __builtin_prefetch(w + 2048 + 64 * line);
+      for (int k = 0; k < 4; k++) {
+        Words part[HALVES];
+        for (int h = 0; h < HALVES; h++) part[h] = words_at(w + 4 * VECTOR * h, k / 2, k % 2, bits);
+        for (int r = 0; r < tile; r++) {
+          const Words two = (Words)((Whole){0} + *(const int32_t *)(in + r * STRIDE + 2 * k));
+          for (int h = 0; h < HALVES; h++) add_pairs(&sum[r][h], part[h], two);
+        }
+      }
+    }
+    for (int h = 0; h < HALVES; h++) {
+      const Vector scale = scales_at(scales + scale_place(job, x, g) + h * VECTOR);
+      for (int r = 0; r < tile; r++) total[r][h] += __builtin_convertvector(sum[r][h], Vector) * (scale * x->step[(row + r) * x->groups + g]);
+    }
+  }
+  for (int r = 0; r < tile; r++)
+    for (int h = 0; h < HALVES; h++) *(Vector *)(found[r] + h * VECTOR) = total[r][h];
 #else
   const uint8x16_t nibble = vdupq_n_u8(15);
-  const uint16_t *scales = job->scale + b * job->groups * LANES;
   float32x4_t total[TILE][4];
   for (int r = 0; r < tile / parts; r++)
     for (int j = 0; j < 4; j++) total[r][j] = vdupq_n_f32(0);
   for (long g = 0; g < x->groups; g++) {
+    const uint16_t *scales = job->scale + b * job->groups * LANES + scale_place(job, x, g);
     int32x4_t sum[TILE][4];
     for (int r = 0; r < tile; r++)
       for (int j = 0; j < 4; j++) sum[r][j] = vdupq_n_s32(x->sums[(at + r) * x->groups + g]);
@@ -332,24 +413,27 @@ static inline __attribute__((always_inline)) void block_product(const Linear *jo
         total[r][j] = vfmaq_n_f32(total[r][j], dot, x->step[(row + r) * x->groups + g]);
       }
     }
-    if (job->groups > 1) scales += LANES;
   }
   for (int r = 0; r < tile / parts; r++)
     for (int j = 0; j < 4; j++) {
-      const float32x4_t scale = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(scales + 4 * j), 16));
+      const float32x4_t scale = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(job->scale + b * LANES + 4 * j), 16)); /* one group */
       vst1q_f32(found[r] + 4 * j, job->groups > 1 ? total[r][j] : vmulq_f32(total[r][j], scale));
     }
 #endif
-  const long rows = at_most(to->rows - row, tile / parts);
-  for (int r = 0; r < rows; r++) finish(job, to, row + r, b * LANES, at_most(job->outputs - b * LANES, WIDE * LANES), found[r]);
+  const long rows = at_most(to->rows - row, tile / parts), count = at_most(job->outputs - b * LANES, WIDE * LANES);
+  for (int r = 0; r < rows; r++)
+    if (count == WIDE * LANES) /* of which a compiler needs no loop */
+      finish(job, to, row + r, b * LANES, WIDE * LANES, found[r]);
+    else
+      finish(job, to, row + r, b * LANES, count, found[r]);
 }
 
-/* Every row times WIDE blocks: whole tiles, then two byte rows at a time. */
+/* Every row times WIDE blocks: tiles with at least FEWEST, then REST rows of cells at a time. */
 static inline __attribute__((always_inline)) void rows_product(const Linear *map, const Split *x, const Target *to, long b,
                                                                const int bits, const int parts) {
   long at = 0;
-  for (; at + TILE <= to->rows * parts; at += TILE) block_product(map, x, to, b, at, TILE, bits, parts);
-  for (; at < to->rows * parts; at += 2) block_product(map, x, to, b, at, 2, bits, parts);
+  for (; at + FEWEST <= to->rows * parts; at += TILE) block_product(map, x, to, b, at, TILE, bits, parts);
+  for (; at < to->rows * parts; at += REST) block_product(map, x, to, b, at, REST, bits, parts);
 }
 
 /* Split rows times every block; the threads of the team share the blocks. */
@@ -358,10 +442,10 @@ static void multiply(const Linear *map, const Split *x, const Target *to) {
   if (map->bits == 32) return plain_product(map, x, to);
 #pragma omp for schedule(static)
   for (long b = 0; b < blocks; b += WIDE) {
-    if (map->bits == 8 && x->parts == 2) rows_product(map, x, to, b, 8, 2);
-    if (map->bits == 8 && x->parts == 1) rows_product(map, x, to, b, 8, 1);
-    if (map->bits == 4 && x->parts == 2) rows_product(map, x, to, b, 4, 2);
-    if (map->bits == 4 && x->parts == 1) rows_product(map, x, to, b, 4, 1);
+    if (map->bits == 8 && x->parts == PARTS) rows_product(map, x, to, b, 8, PARTS);
+    if (map->bits == 4 && x->parts == PARTS) rows_product(map, x, to, b, 4, PARTS);
+    if (PARTS > 1 && map->bits == 8 && x->parts == 1) rows_product(map, x, to, b, 8, 1);
+    if (PARTS > 1 && map->bits == 4 && x->parts == 1) rows_product(map, x, to, b, 4, 1);
   }
 }
 

@@ -16,7 +16,7 @@ static int has_tiles(void) {
 
 /* A row into its lines of the tiles [tile][input / DEPTH][high, low][SIDE][DEPTH]. */
 static void split_tiles(const Linear *map, const float *x, long row, const Split *to) {
-  int8_t *tile = to->bytes + row / SIDE * 2 * SIDE * map->inputs + row % SIDE * DEPTH;
+  int8_t *tile = (int8_t *)to->cells + row / SIDE * 2 * SIDE * map->inputs + row % SIDE * DEPTH;
   float most = 1e-30f;
   for (long i = 0; i < map->inputs; i++) most = fmaxf(most, fabsf(x[i]));
   const float inverse = 127.0f / most;
@@ -78,7 +78,7 @@ static void multiply_tiles(const Linear *map, const Split *x, const Target *to) 
   for (long b = 0; b < blocks; b += 2) {
     const long other = at_most(b + 1, blocks - 1);
     for (long row = 0; row < to->rows; row += SIDE) {
-      tile_sums(x->bytes + row * 2 * map->inputs, map->weights + b * apart, map->weights + other * apart, map->inputs, sum);
+      tile_sums((const int8_t *)x->cells + row * 2 * map->inputs, map->weights + b * apart, map->weights + other * apart, map->inputs, sum);
       finish_tile(map, x, to, b, row, sum);
       if (other > b) finish_tile(map, x, to, other, row, sum + 2);
     }
@@ -104,7 +104,7 @@ static size_t bytes_of_parts(const Linear *map, long rows, int parts) {
 
 static Split parts_in(int8_t *room, const Linear *map, long rows, int parts) {
   if (!in_tiles(map, parts)) return split_in(room, map, rows, parts == TILED ? 1 : parts);
-  return (Split){.bytes = room, .step = (float *)(room + ceiling(rows, SIDE) * SIDE * 2 * map->inputs), .parts = TILED};
+  return (Split){.cells = (Cell *)room, .step = (float *)(room + ceiling(rows, SIDE) * SIDE * 2 * map->inputs), .parts = TILED};
 }
 
 static void split_row(const Linear *map, const float *x, long row, const Split *to) {
@@ -115,11 +115,11 @@ static void multiply_parts(const Linear *map, const Split *x, const Target *to) 
   x->parts == TILED ? multiply_tiles(map, x, to) : multiply(map, x, to);
 }
 
-/* x [rows, inputs] in `parts` bytes each -> y [rows, outputs], both fp32; many rows in tiles. 0: done; 1: no memory. */
+/* x [rows, inputs] in `parts` bytes each, or one cell of 15 bits -> y [rows, outputs], both fp32; many rows in tiles. 0: done; 1: no memory. */
 int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows, int parts) {
   const int tiled = parts == 2 && rows >= MANY && in_tiles(map, TILED);
   const long chunk = tiled ? WHOLE_CHUNK : CHUNK, most = at_most(rows, chunk);
-  if (tiled) parts = TILED;
+  parts = tiled ? TILED : (int)at_most(parts, PARTS);
   int8_t *room = scratch(bytes_of_parts(map, most, parts));
   if (!room) return 1;
   const Split cut = parts_in(room, map, most, parts);

@@ -33,14 +33,17 @@ GIB = 1 << 30
 SAME_NAMES = ("avx2", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 LINUX_FEATURES = {
     **{name: name for name in (*SAME_NAMES, "i8mm", "sve")},
-    "avx512f": "avx512",
+    "avx512bw": "avx512",
     "asimd": "neon",
     "asimddp": "dotprod",
     "bf16": "arm_bf16",
 }
 MACOS_FEATURES = {"FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "FEAT_BF16": "arm_bf16"}
 BF16_FEATURES = ("amx_bf16", "avx512_bf16", "arm_bf16")
-INT8_FEATURES = ("avx512_vnni", "avx_vnni", "amx_int8", "dotprod", "i8mm")
+# Instructions that our kernels in C are written for, the fastest first.
+KERNEL_FEATURES = ("avx512_vnni", "avx512", "avx2", "dotprod")
+INT8_FEATURES = (*KERNEL_FEATURES, "avx_vnni", "amx_int8", "i8mm")
+AVX512_FEATURES = ("avx512", "avx512_vnni", "avx512_bf16")
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,10 @@ class Machine:
 
     @property
     def int8_instructions(self) -> str | None:
-        """The instructions that our int8 kernel uses on this CPU; None: fp32 is faster."""
+        """The instructions that our kernels in C use on this CPU; None: they are not compiled."""
         if self.compiler is None:
             return None
-        return next((name for name in ("avx512_vnni", "dotprod") if name in self.features), None)
+        return next((name for name in KERNEL_FEATURES if name in self.features), None)
 
     @property
     def has_triton(self) -> bool:
@@ -208,6 +211,8 @@ CHANGES: dict[str, Callable[[Machine, str], Machine]] = {
     "no-bf16": _without(*BF16_FEATURES),
     "no-int8": _without(*INT8_FEATURES),
     "no-amx": _without("amx_bf16", "amx_int8"),
+    "no-vnni": _without("avx512_vnni", "avx_vnni"),
+    "no-avx512": _without(*AVX512_FEATURES),
     "no-compiler": lambda machine, _: replace(machine, compiler=None),
     "no-triton": lambda machine, _: replace(machine, triton=False),
     "no-fused": lambda machine, _: replace(machine, fused=False),
