@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise, product
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,11 +127,18 @@ class PythonWords:
 # ------------------------------------------------------------------ how C encodes new words
 
 
-# not at all (0), by merges of bytes (1) or as the longest pieces (2), see word_cache.c; whether in
-# lower case, and with syllables and accents whole; the pieces; the ids of these, then of the 256
-# bytes or of the unknown word; left and right of each merge
-Algorithm = tuple[int, bool, bool, Sequence[str], Sequence[int], Sequence[str]]
-LIBRARY: Algorithm = (0, False, True, (), (), ())
+class Algorithm(NamedTuple):
+    """How C encodes a word: `Vocabulary` in word_cache.c."""
+
+    kind: int = 0  # not at all, by merges of bytes (1) or as the longest pieces (2)
+    lowercase: bool = False
+    whole: bool = True  # syllables and accents are not taken apart
+    pieces: Sequence[str] = ()
+    ids: Sequence[int] = ()  # of the pieces, then of the 256 bytes or of the unknown word
+    merges: Sequence[str] = ()  # left and right of each
+
+
+LIBRARY = Algorithm()
 
 
 def by_merges(state: pipeline.State) -> Algorithm | None:
@@ -143,7 +150,8 @@ def by_merges(state: pipeline.State) -> Algorithm | None:
         return None
     letters = [vocab[letter] for letter in sorted(alphabet, key=alphabet.__getitem__)]
     merges = [*chain.from_iterable(model["merges"])]
-    return 1, normalizer is not None, True, [*vocab], [*vocab.values(), *letters], merges
+    ids = [*vocab.values(), *letters]
+    return Algorithm(1, normalizer is not None, whole=True, pieces=[*vocab], ids=ids, merges=merges)
 
 
 def by_pieces(state: pipeline.State) -> Algorithm | None:
@@ -162,7 +170,7 @@ def by_pieces(state: pipeline.State) -> Algorithm | None:
     lowercase, strips = normalizer["lowercase"], normalizer["strip_accents"]
     # stripping accents, which lowercasing does by default, takes syllables apart
     whole = not (lowercase if strips is None else strips)
-    return 2, lowercase, whole, [*vocab], [*vocab.values(), vocab[unknown]], ()
+    return Algorithm(2, lowercase, whole, [*vocab], [*vocab.values(), vocab[unknown]])
 
 
 def _is_made_of(state: pipeline.State, *parts: dict[str, Any]) -> bool:
@@ -215,15 +223,15 @@ def _learnt(
     how: Algorithm, calls: tuple[Callable[..., int], ...]
 ) -> tuple[_Vocabulary, tuple[NDArray[Any], ...]]:
     """The tables of a vocabulary, which caches share."""
-    kind, lowercase, whole, texts, ids, parts = how
-    (pieces, sizes), (merges, merge_sizes) = map(utf8, (texts, parts))
+    (pieces, sizes), (merges, merge_sizes) = utf8(how.pieces), utf8(how.merges)
     arrays: tuple[NDArray[Any], ...] = (
-        *(np.array(ids, np.int32), np.empty(len(merge_sizes) // 2, np.int32)),
+        *(np.array(how.ids, np.int32), np.empty(len(merge_sizes) // 2, np.int32)),
         _tables(len(merge_sizes) // 8, 0)[0],  # of pairs, at most half full
         *(np.empty(1 << 16, np.uint32), *_tables(len(sizes), len(pieces))),
     )
     found = _Vocabulary(
-        *(kind, lowercase, whole, *addresses(*arrays[:4]), len(arrays[2]) // 4 - 1, 0),
+        *how[:3],
+        *(*addresses(*arrays[:4]), len(arrays[2]) // 4 - 1, 0),
         _Strings(*addresses(*arrays[4:]), 1, 0, len(sizes), len(pieces)),
     )
     calls[0](
