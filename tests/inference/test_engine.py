@@ -534,7 +534,7 @@ def test_the_prefix_cache_stays_within_its_budget_and_evicts_the_oldest(model: M
     prefixes = PrefixCache(model.network, budget)
     texts = [[i] * 40 for i in range(1, 5)]  # two whole blocks each
     for text in texts:
-        prefixes.store(text, cohort.slots, 0)
+        prefixes.store({0: text}, cohort.slots)
         prefixes.load(texts[0], cohort.slots, 0)  # in use, so it stays
         assert prefixes.used <= budget
     assert [prefixes.cached_length(text) for text in texts] == [32, 0, 16, 32]

@@ -73,6 +73,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
         {"prompt": [PROMPT, "yes"], "max_tokens": 5, "logprobs": 2, "echo": True, "seed": 1},
     ),
     ("/v1/completions", {"prompt": PROMPT, "max_tokens": 9, "seed": 1, "stream": True}),
+    (
+        "/v1/completions",
+        {"prompt": PROMPT, "max_tokens": 30, "seed": 1, "stream": True, "stop": ["e", "t"]},
+    ),
     ("/v1/completions", {"prompt": PROMPT, "guided_choice": ["yes", "no"], "temperature": 0}),
     ("/v1/completions", {"prompt": PROMPT, "min_tokens": 3, "stream": True, "temperature": 0}),
     (

@@ -47,6 +47,11 @@ class GenerationJob:
     # return the prompt first, with its log-probabilities if requested
     echo: bool = False
 
+    @property
+    def ends_by_tokens(self) -> bool:
+        """Whether the engine needs no text to end it, so that a receiver may make the text."""
+        return not (self.echo or self.config.stop or self.config.constraint)
+
 
 @dataclass(frozen=True)
 class EngineStats:
@@ -88,13 +93,15 @@ class TokenStream:
         capacity: int,
         owner: Owner,
         on_chunk: Callable[[TextChunk], None] | None,
+        *,
+        text: bool = True,
     ) -> None:
         self.job = job
         self.owners = [owner[: i + 1] for i in range(len(owner))]
         self.sequence = new_sequences(
             [job.prompt], job.config, capacity, logprobs=int(job.logprobs), echo=job.echo
         )[0]
-        self.writer = writer_for(model.tokenizer, self.sequence, job.config)
+        self.writer = writer_for(model.tokenizer, self.sequence, job.config, text=text)
         self.cancelled = False
         self.admitted = 0.0  # when it left the queue, by perf_counter
         self.error: MalmoiError | None = None  # set if the last chunk's finish reason is "error"
@@ -196,13 +203,15 @@ class Engine:
         on_chunk: Callable[[TextChunk], None] | None = None,
         *,
         owner: Owner = (),
+        text: bool = True,
     ) -> TokenStream:
         """Queues a job; raises `QueueFull` if too many wait, `UsageError` if it is impossible.
 
-        A free slot goes to the owner that holds the fewest, then to the first in the queue.
+        A free slot goes to the owner that holds the fewest, then to the first in the queue. Without
+        `text`, chunks have only tokens: for jobs that end by these.
         """
         self._check(job)
-        request = TokenStream(job, self.model, self.capacity, owner, on_chunk)
+        request = TokenStream(job, self.model, self.capacity, owner, on_chunk, text=text)
         with self.changed:
             ensure(not self.closing, "The engine is closing and takes no more requests.")
             ensure(
@@ -302,8 +311,10 @@ class Engine:
                 if request.cancelled:
                     self._leave(request, "cancelled")
                     request.finish("cancelled")
+            held = Counter(owner for request in self.active.values() for owner in request.owners)
             while self.waiting and not self.batch.full:
-                request = self._next_request()
+                request = self._next_request(held)
+                held.update(request.owners)
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
                 request.admitted = perf_counter()
@@ -317,9 +328,11 @@ class Engine:
             arrived = len(self.waiting)
             self.changed.wait(GATHER_SECONDS)
 
-    def _next_request(self) -> TokenStream:
-        """The next waiting request; slots are shared among clients, then a client's requests."""
-        held = Counter(owner for request in self.active.values() for owner in request.owners)
+    def _next_request(self, held: Counter[Owner]) -> TokenStream:
+        """The next waiting request; slots are shared among clients, then a client's requests.
+
+        `held`: how many of them each owner has.
+        """
         request = min(self.waiting, key=lambda request: [held[owner] for owner in request.owners])
         self.waiting.remove(request)
         return request

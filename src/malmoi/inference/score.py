@@ -224,7 +224,7 @@ class _PrefixBatch:
         if known < len(common):
             prefill_rows(self.network, self.slots, [0], [list(common[known:])], [known])
         if self.prefixes is not None and len(common) - known >= BLOCK_TOKENS:
-            self.prefixes.store(common, self.slots, 0)
+            self.prefixes.store({0: common}, self.slots)
         for row in range(1, len(self.shared)):
             self.slots.copy(0, row, len(common))
 

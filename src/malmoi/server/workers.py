@@ -104,7 +104,9 @@ class Worker:
         whose = (host, (self.number, *request))
         try:
             with engine.changed:  # no chunk may come before its stream is known
-                self.streams[number] = engine.submit(job, partial(self._chunk, number), owner=whose)
+                self.streams[number] = engine.submit(
+                    job, partial(self._chunk, number), owner=whose, text=not job.ends_by_tokens
+                )
         except MalmoiError as error:
             self.link.send("chunk", number, 0.0, error, "", (), (), "error")
         else:
@@ -227,6 +229,7 @@ class RemoteEngine(Engine):
         on_chunk: Callable[[TextChunk], None] | None = None,
         *,
         owner: Owner = (),
+        text: bool = True,
     ) -> TokenStream:
         self._check(job)
         stream = RemoteStream(job, self.model, self.capacity, owner, on_chunk)
@@ -320,6 +323,8 @@ class WorkerServer(Server):
         chunk = TextChunk(*parts)
         stream = self.streams[number] if chunk.finish is None else self.streams.pop(number)
         stream.admitted, stream.error = admitted, error
+        if stream.job.ends_by_tokens:  # the other process has more to do
+            chunk = replace(chunk, text=stream.writer.push_all(chunk.tokens, None)[0])
         stream.put(chunk)
 
     def on_answer(self, number: int, part: Message | str) -> None:

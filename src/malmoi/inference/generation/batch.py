@@ -367,8 +367,8 @@ class DecodeBatch:
         states = torch.stack([state for _, state in ready])
         for sequence in sequences:
             sequence.decoding = True
-            if self.prefixes is not None:
-                self.prefixes.store(sequence.prompt, self.slots, sequence.row)
+        if self.prefixes is not None:
+            self.prefixes.store({one.row: one.prompt for one in sequences}, self.slots)
         if self.steps.captured and all(sequence.can_run_ahead for sequence in sequences):
             self.in_flight.append(self.steps.submit_first(sequences, states))
             return []
@@ -402,7 +402,9 @@ class DecodeBatch:
         if self.prefixes is None or sequence.tokens_read or sequence.echo:
             return False
         prompt = sequence.prompt[:-1]
-        shared = max((common_prefix_length(prompt, other.prompt) for other in readers), default=0)
+        first = prompt[:BLOCK_TOKENS]
+        alike = [other.prompt for other in readers if other.prompt[:BLOCK_TOKENS] == first]
+        shared = max((common_prefix_length(prompt, other) for other in alike), default=0)
         common = shared // BLOCK_TOKENS * BLOCK_TOKENS
         if common > 0 and common > self.prefixes.cached_length(prompt):
             return True

@@ -5,6 +5,7 @@
 
 import codecs
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from malmoi.inference.generation.constraints import Constraint
@@ -23,8 +24,8 @@ class ByteDetokenizer:
         self.bytes_of = token_bytes(tokenizer)
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int) -> str:
-        return self.utf8.decode(self.bytes_of(token))
+    def push(self, *tokens: int) -> str:
+        return self.utf8.decode(b"".join(map(self.bytes_of, tokens)))
 
 
 class WindowDetokenizer:
@@ -38,7 +39,10 @@ class WindowDetokenizer:
         self.window = list(prompt[-CONTEXT_TOKENS:])
         self.read = len(self.window)  # tokens of the window that have been released
 
-    def push(self, token: int) -> str:
+    def push(self, *tokens: int) -> str:
+        return "".join(map(self._push, tokens))
+
+    def _push(self, token: int) -> str:
         self.window.append(token)
         shown = self.tokenizer.decode(self.window[: self.read])
         text = self.tokenizer.decode(self.window)
@@ -48,7 +52,17 @@ class WindowDetokenizer:
         return text[len(shown) :]
 
 
-Detokenizer = ByteDetokenizer | WindowDetokenizer
+@dataclass(frozen=True)
+class NoDetokenizer:
+    """For tokens whose text is made elsewhere."""
+
+    tokenizer: Tokenizer
+
+    def push(self, *_tokens: int) -> str:
+        return ""
+
+
+Detokenizer = ByteDetokenizer | WindowDetokenizer | NoDetokenizer
 
 
 def detokenizer(tokenizer: Tokenizer, prompt: Sequence[int]) -> Detokenizer:
@@ -103,26 +117,32 @@ class TextWriter:
         self.done = limit == 0
         self.ended = False
 
-    def push(self, token: int) -> str:
-        """The text released by this token; empty while a character or stop string is incomplete."""
-        self.left -= 1
+    def push(self, *tokens: int) -> str:
+        """The text released by these tokens; empty while a character or stop string is incomplete.
+
+        Only the last one may end the text.
+        """
+        self.left -= len(tokens)
         # the network's vocabulary may be padded beyond the tokenizer's
-        silent = token in self.ends or token >= self.detokenizer.tokenizer.vocab_size
-        text = "" if silent else self.filter.push(self.detokenizer.push(token))
-        self.ended = self.filter.found or token in self.ends
+        known = self.detokenizer.tokenizer.vocab_size
+        written = [token for token in tokens if token < known and token not in self.ends]
+        text = self.filter.push(self.detokenizer.push(*written))
+        self.ended = self.filter.found or tokens[-1] in self.ends
         self.done = self.ended or self.left == 0
         return text + self.filter.flush() if self.done else text
 
     def push_all(self, tokens: Sequence[int], state: Constraint | None) -> tuple[str, int]:
         """The text of these tokens up to its end, and how many tokens that took."""
-        text = ""
-        for used, token in enumerate(tokens, start=1):
-            text += self.push(token)
+        text, used = "", 0
+        # those of which none ends a text are decoded together, which takes a third of the time
+        free = state is None and not self.filter.stops and self.ends.isdisjoint(tokens)
+        while used < len(tokens) and not self.done:
+            size = min(len(tokens), self.left) if free else 1
+            text += self.push(*tokens[used : used + size])
+            used += size
             if state is not None and state.finished:
                 text += self.end()
-            if self.done:
-                return text, used
-        return text, len(tokens)
+        return text, used
 
     def end(self) -> str:
         """Ends the text and returns the part that was held back."""

@@ -18,7 +18,7 @@ from malmoi.inference.generation.constraints import (
     Constraint,
     MinTokens,
 )
-from malmoi.inference.generation.detokenize import TextWriter, detokenizer
+from malmoi.inference.generation.detokenize import NoDetokenizer, TextWriter, detokenizer
 from malmoi.inference.generation.keywords import GenerationSettings
 from malmoi.inference.generation.options import (
     ConstraintOptions,
@@ -209,9 +209,10 @@ class TextGenerator:
 
 
 def writer_for(
-    tokenizer: Tokenizer, sequence: SequenceState, config: GenerationConfig
+    tokenizer: Tokenizer, sequence: SequenceState, config: GenerationConfig, *, text: bool = True
 ) -> TextWriter:
-    decode = detokenizer(tokenizer, sequence.prompt)
+    """Without `text`, it only says where the continuation ends."""
+    decode = detokenizer(tokenizer, sequence.prompt) if text else NoDetokenizer(tokenizer)
     return TextWriter(decode, config.stop, config.end_tokens, sequence.limit)
 
 

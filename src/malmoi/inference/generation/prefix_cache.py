@@ -7,7 +7,7 @@ blocks of a prompt before the earlier ones.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, pairwise
 from math import prod
 from typing import NamedTuple
@@ -69,29 +69,37 @@ class PrefixCache:
         with self.lock:
             return BLOCK_TOKENS * len(self._path(tokens))
 
-    def store(self, tokens: Sequence[int], slots: KVSlots, row: int) -> None:
-        """Stores the complete blocks of these tokens from a row of the cache."""
+    def store(self, prompts: Mapping[int, Sequence[int]], slots: KVSlots) -> None:
+        """Stores the complete blocks of prompts, whose keys are their rows of the cache."""
         if not self.most or slots.rings:
             return
-        (whole,) = slots.held.values()
         with self.lock:
-            path = self._path(tokens)
-            self._touch(path)
-            start = BLOCK_TOKENS * len(path)
-            new = list(_blocks(tokens))[len(path) : self.most]
+            new: dict[int, tuple[int, int]] = {}  # by place: a row, and which of its blocks
+            for row, tokens in prompts.items():
+                for number, place in self._made_room(tokens):
+                    new[place] = (row, number)
             if not new:
                 return
-            before = self.blocks[path[-1]].number if path else 0
-            for block in new:
-                path.append((before, block))
-                before = next(self.numbers)
-                self.blocks[path[-1]] = PrefixBlock(before, self._free_place())
-            self._touch(path)
+            (whole,) = slots.held.values()
             if self.held is None:
                 self.held = lazy_zeros((self.most, *self.shape), whole.dtype, whole.device)
-            read = whole[:, :, row, :, start : start + BLOCK_TOKENS * len(new)]
-            read = read.unflatten(3, (len(new), BLOCK_TOKENS)).movedim(3, 0)
-            self.held[self._places(path[-len(new) :])] = read
+            where = torch.tensor([(place, *which) for place, which in new.items()])
+            places, rows, numbers = sent(where, whole.device).unbind(1)
+            cut = whole.size(4) // BLOCK_TOKENS
+            blocks = whole[:, :, :, :, : cut * BLOCK_TOKENS].unflatten(4, (cut, BLOCK_TOKENS))
+            self.held[places] = blocks[:, :, rows, :, numbers]
+
+    def _made_room(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The blocks of these tokens that were not held: which of them, and a place for it."""
+        path = self._path(tokens)
+        self._touch(path)
+        before = self.blocks[path[-1]].number if path else 0
+        for number, block in [*enumerate(_blocks(tokens))][len(path) : self.most]:
+            path.append((before, block))
+            before, place = next(self.numbers), self._free_place()
+            self.blocks[path[-1]] = PrefixBlock(before, place)
+            yield number, place
+        self._touch(path)
 
     def _free_place(self) -> int:
         """A place that no block has, or that of the least recently used one."""
