@@ -31,6 +31,7 @@ from typing import Any
 from _shared import benchmark_parser, core_groups, run_jobs, start_mps
 
 START_SECONDS = 300  # beyond the minutes: imports, vocabulary, compilation, judging
+ADAMW_RATE = 0.002  # for all weights
 TIMED_STEPS = 12  # of nanoGPT; the first half is not counted
 Settings = dict[str, Any]
 
@@ -54,6 +55,7 @@ def neighbours(choice: dict[str, Any]) -> dict[str, tuple[str, Settings]]:
         "deeper": {"model.depth": depth + 2},
         "half batch": {"train.batch": max(1, train["batch"] // 2)},
         "double batch": {"train.batch": 2 * train["batch"]},
+        "AdamW": {"train.optimizer": "adamw", "train.lr": ADAMW_RATE},
         "rates × 1.5": {name: 1.5 * rate for name, rate in rates.items()},
         "dropout + 0.1": {"model.dropout": round(model["dropout"] + 0.1, 2)},
         "double context": {"model.context": 2 * context, "train.batch": train["batch"] // 2},

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,16 @@ def test_a_bert_scores_by_hiding_tokens(bert: Path, together: bool) -> None:
         hidden[0, list(places) if together else rest] = ours.tokenizer.specials.mask
         expected.append(float(theirs(hidden).logits[0, place].log_softmax(-1)[tokens[place]]))
     assert found.token_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_text_without_cls_is_scored_from_its_first_token(bert: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(bert, tmp_path / "bare"))
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"post_processor": None}))
+    ours = load(folder, device="cpu")
+    (found,) = pseudo_scores(ours.network, ours.tokenizer, [SplitText("", "the man turned")])
+    tokens = ours.tokenizer.encode("the man turned").tokens
+    assert list(found.tokens) == [ours.tokenizer.token(token) for token in tokens]
 
 
 def test_winograd_is_judged_by_the_common_ending(gpt: Path, tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ def _encoded(tokenizer: Tokenizer, parts: Sequence[SplitText]) -> Iterator[_Text
 
 def _fit(text: _Text, context: int, *, cut: bool) -> _Text:
     """Drops the oldest tokens of a text that is too long, all but the first ([CLS])."""
-    surplus = max(len(text.tokens) - context, 0)
+    surplus = len(text.tokens) - context
+    if surplus <= 0:
+        return text
     if surplus >= text.places[-1 if cut else 0]:
         raise text_too_long(len(text.tokens), context)
     kept = text.tokens[:1] + text.tokens[1 + surplus :]
