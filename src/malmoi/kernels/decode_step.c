@@ -2,7 +2,7 @@
    when each is a call of its own. Follows int8_row.c in one translation unit. `malmoi_decode_step` is one new token of every row of a
    causal model; encode_texts.c has whole texts. */
 
-enum { SPAN = 64, LINE = 64 }; /* keys whose scores are held at once; bytes of a line of the cache */
+enum { SPAN = 64 }; /* keys whose scores are held at once */
 
 typedef struct {
   const float *weight, *bias; /* weight NULL: no norm at all; bias NULL: none */
@@ -34,7 +34,7 @@ struct Step {
   const uint8_t *live;                      /* [rows] others are computed but neither stored nor read; NULL in an encoder */
   const int64_t *starts;                    /* [texts + 1] first rows; NULL in a decoding step */
   long rows, texts;
-  int parts; /* bytes of an activation, or TILED */
+  int parts; /* bytes of an activation */
   float *normed, *wide, *mixed, *turned;
   int8_t *room;
 };
@@ -56,7 +56,7 @@ static void normalise(const float *x, float *y, const Norm *norm, long n, int rm
 /* Rows for a product: those of weights of 32 bits stay as they are, others are to be split. */
 static Split parts_of(const Step *s, const Linear *map, const float *rows, long apart) {
   if (map->bits == 32) return (Split){.plain = rows, .apart = apart};
-  return parts_in(s->room, map, s->rows, s->parts);
+  return split_in(s->room, map, s->rows, s->parts);
 }
 
 /* Normalises and splits every row for the product that follows. */
@@ -68,7 +68,7 @@ static Split enter(const Step *s, const Norm *norm, const Linear *map) {
   for (long r = 0; r < s->rows; r++) {
     float *x = s->x + r * t->width, *y = to + r * t->width;
     if (norm->weight) normalise(x, y, norm, t->width, t->rms, t->eps);
-    if (!parts.plain) split_row(map, y, r, &parts);
+    if (!parts.plain) split(map, y, r, &parts);
   }
   return parts;
 }
@@ -147,7 +147,7 @@ static Split leave(const Step *s, const float *rows, long stride, const Linear *
   const Split parts = parts_of(s, map, rows, stride);
   if (parts.plain) return parts;
 #pragma omp for schedule(static)
-  for (long r = 0; r < s->rows; r++) split_row(map, rows + r * stride, r, &parts);
+  for (long r = 0; r < s->rows; r++) split(map, rows + r * stride, r, &parts);
   return parts;
 }
 
@@ -166,15 +166,15 @@ static void run_layer(const Step *s, const Layer *layer) {
   const Target heads = {s->wide, s->rows, NONE, 0}, stream = {s->x, s->rows, NONE, 1};
   const Target hidden = {s->wide, s->rows, t->gated ? NONE : t->activation, 0};
   Split parts = enter(s, &layer->attention_norm, &layer->qkv);
-  multiply_parts(&layer->qkv, &parts, &heads);
+  multiply(&layer->qkv, &parts, &heads);
   s->mix(s, layer);
   parts = leave(s, s->mixed, layer->out.inputs, &layer->out);
-  multiply_parts(&layer->out, &parts, &stream);
+  multiply(&layer->out, &parts, &stream);
   parts = enter(s, &layer->mlp_norm, &layer->up);
-  multiply_parts(&layer->up, &parts, &hidden);
+  multiply(&layer->up, &parts, &hidden);
   if (t->gated) gate(s, layer->down.inputs);
   parts = leave(s, s->wide, layer->up.outputs, &layer->down);
-  multiply_parts(&layer->down, &parts, &stream);
+  multiply(&layer->down, &parts, &stream);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -188,19 +188,19 @@ static int run_layers(Step *s, size_t turned) {
     const Layer *l = t->layers + i;
     const Linear *maps[] = {&l->qkv, &l->out, &l->up, &l->down};
     for (int m = 0; m < 4; m++) {
-      bytes = larger(bytes, bytes_of_parts(maps[m], s->rows, s->parts));
+      bytes = larger(bytes, split_bytes(maps[m], s->rows, s->parts));
       weights += maps[m]->outputs * maps[m]->inputs;
     }
     wide = larger(wide, larger(l->qkv.outputs, l->up.outputs));
   }
   const size_t floats = s->rows * (t->width + wide + t->heads * t->size) + turned;
-  int8_t *room = scratch(floats * sizeof(float) + LINE + bytes);
+  int8_t *room = scratch(floats * sizeof(float) + bytes);
   if (!room) return 1;
   s->normed = (float *)room;
   s->wide = s->normed + s->rows * t->width;
   s->mixed = s->wide + s->rows * wide;
   s->turned = s->mixed + s->rows * t->heads * t->size;
-  s->room = (int8_t *)(((uintptr_t)(room + floats * sizeof(float)) + LINE - 1) / LINE * LINE);
+  s->room = room + floats * sizeof(float);
 #pragma omp parallel if (s->rows * weights > 32 * SERIAL)
   {
     for (long i = 0; i < t->depth; i++) run_layer(s, t->layers + i);

@@ -4,8 +4,8 @@ For few rows the calls between two products take longer than the products: of Sm
 token on an ARM server in int8, the products are 9 (`decode_step.c`). Weights of 32 bits are read
 where they lie. In whole texts padding is left out, and where dot products are of bytes activations
 are rounded to 8 bits, 128 of them with one step: reading is bound by dot products, and 15 bits take
-twice as many (`encode_texts.c`); AMX keeps 15 (`int8_tiles.c`). B rows or texts, T tokens, D width,
-G key/value heads, S places, E head width.
+twice as many (`encode_texts.c`). AMX has no such bound: there the modules read whole texts, with 15
+bits (`int8_tiles.c`). B rows or texts, T tokens, D width, G key/value heads, S places, E head width.
 """
 
 import ctypes
@@ -207,7 +207,10 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
 
     The states of padding are zero. `MALMOI_MACHINE=no-fused` switches it off.
     """
-    if not this_machine().fused or not _reads(trunk, x, layout, positions):
+    machine = this_machine()
+    if not machine.fused or "amx_int8" in machine.features:
+        return None
+    if not _reads(trunk, x, layout, positions):
         return None
     if trunk not in _ENCODERS:
         _ENCODERS[trunk] = _encoder(trunk)

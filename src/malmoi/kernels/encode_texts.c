@@ -2,7 +2,7 @@
 /* Whole texts through all layers of a bidirectional Transformer with quantised weights. Follows decode_step.c in one translation unit.
 
    The rows of the texts lie one after another, without padding. Activations are rounded to 8 bits, SHARED of them with one step:
-   a product is then bound by dot products and takes half as many as with 15 bits. On PAIRS and in tiles they keep 15. */
+   a product is then bound by dot products and takes half as many as with 15 bits. On PAIRS they keep 15. */
 
 enum { WIDEST_HEAD = 256, ENOUGH = 256 }; /* ENOUGH rows at once: weights are then read seldom, and the rows fit into a cache */
 
@@ -103,7 +103,7 @@ int malmoi_encode_texts(const Trunk *t, float *x, const int64_t *at, const int64
     for (last = first + 1; last < texts && starts[last + 1] - starts[first] <= ENOUGH; last++) continue;
     const long from = starts[first], rows = starts[last] - from;
     Step step = {.trunk = t, .mix = attend_texts, .x = x + from * t->width, .at = at + from, .starts = starts + first};
-    step.rows = rows, step.texts = last - first, step.parts = TILED;
+    step.rows = rows, step.texts = last - first, step.parts = 1;
     if (run_layers(&step, 2 * (rows + step.texts * LANES) * t->key_heads * t->size)) return 1;
   }
   return 0;

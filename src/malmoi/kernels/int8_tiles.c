@@ -1,7 +1,7 @@
 /* Many rows times 8-bit weights on AMX: one instruction multiplies 16 rows by 16 outputs over 64 inputs. Follows int8_row.c in one
    translation unit, which has the other products. x is split into two signed bytes here, too, because a second product costs little. */
 
-enum { TILED = 3, SIDE = 16, DEPTH = 64, TILE_BYTES = SIDE * DEPTH, MANY = 32, WHOLE_CHUNK = 256 };
+enum { SIDE = 16, DEPTH = 64, TILE_BYTES = SIDE * DEPTH, MANY = 32, WHOLE_CHUNK = 256 };
 
 #if defined(__AMX_INT8__) && !defined(NO_TILES)
 #include <sys/syscall.h>
@@ -91,45 +91,33 @@ static void split_tiles(const Linear *map, const float *x, long row, const Split
 static void multiply_tiles(const Linear *map, const Split *x, const Target *to) { (void)map, (void)x, (void)to; }
 #endif
 
-/* Whether rows are split for tiles: where there are some, for weights with one scale an output. `parts` TILED asks for it. */
-static int in_tiles(const Linear *map, int parts) {
-  return parts == TILED && map->bits == 8 && map->groups == 1 && map->inputs % DEPTH == 0 && has_tiles();
+/* Whether rows are multiplied in tiles: many, of 15 bits, by weights with one scale an output. */
+static int in_tiles(const Linear *map, long rows, int parts) {
+  return rows >= MANY && parts == 2 && map->bits == 8 && map->groups == 1 && map->inputs % DEPTH == 0 && has_tiles();
 }
 
-/* Bytes of `rows` split rows; without tiles, one byte a number where they were asked for. */
-static size_t bytes_of_parts(const Linear *map, long rows, int parts) {
-  if (!in_tiles(map, parts)) return split_bytes(map, rows, parts == TILED ? 1 : parts);
-  return ceiling(rows, SIDE) * SIDE * (2 * map->inputs + sizeof(float));
-}
+/* Bytes of `rows` rows in tiles. */
+static size_t tile_bytes(const Linear *map, long rows) { return ceiling(rows, SIDE) * SIDE * (2 * map->inputs + sizeof(float)); }
 
-static Split parts_in(int8_t *room, const Linear *map, long rows, int parts) {
-  if (!in_tiles(map, parts)) return split_in(room, map, rows, parts == TILED ? 1 : parts);
-  return (Split){.cells = (Cell *)room, .step = (float *)(room + ceiling(rows, SIDE) * SIDE * 2 * map->inputs), .parts = TILED};
-}
-
-static void split_row(const Linear *map, const float *x, long row, const Split *to) {
-  to->parts == TILED ? split_tiles(map, x, row, to) : split(map, x, row, to);
-}
-
-static void multiply_parts(const Linear *map, const Split *x, const Target *to) {
-  x->parts == TILED ? multiply_tiles(map, x, to) : multiply(map, x, to);
+static Split tiles_in(int8_t *room, const Linear *map, long rows) {
+  return (Split){.cells = (Cell *)room, .step = (float *)(room + ceiling(rows, SIDE) * SIDE * 2 * map->inputs)};
 }
 
 /* x [rows, inputs] in `parts` bytes each, or one cell of 15 bits -> y [rows, outputs], both fp32; many rows in tiles. 0: done; 1: no memory. */
 int malmoi_quantized_linear(const Linear *map, const float *x, float *y, long rows, int parts) {
-  const int tiled = parts == 2 && rows >= MANY && in_tiles(map, TILED);
+  const int tiled = in_tiles(map, rows, parts);
   const long chunk = tiled ? WHOLE_CHUNK : CHUNK, most = at_most(rows, chunk);
-  parts = tiled ? TILED : (int)at_most(parts, PARTS);
-  int8_t *room = scratch(bytes_of_parts(map, most, parts));
+  parts = (int)at_most(parts, PARTS);
+  int8_t *room = scratch(tiled ? tile_bytes(map, most) : split_bytes(map, most, parts));
   if (!room) return 1;
-  const Split cut = parts_in(room, map, most, parts);
+  const Split cut = tiled ? tiles_in(room, map, most) : split_in(room, map, most, parts);
 #pragma omp parallel if (rows * map->outputs * map->inputs > SERIAL)
   for (long first = 0; first < rows; first += chunk) {
     const long count = at_most(rows - first, chunk);
     const Target to = {y + first * map->outputs, count, NONE, 0};
 #pragma omp for schedule(static)
-    for (long r = 0; r < count; r++) split_row(map, x + (first + r) * map->inputs, r, &cut);
-    multiply_parts(map, &cut, &to);
+    for (long r = 0; r < count; r++) (tiled ? split_tiles : split)(map, x + (first + r) * map->inputs, r, &cut);
+    (tiled ? multiply_tiles : multiply)(map, &cut, &to);
   }
   return 0;
 }
