@@ -33,7 +33,7 @@ from malmoi.cli import run_command
 from malmoi.errors import MalmoiError, UsageError
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert
-from malmoi.system.machine import pretend, this_machine
+from malmoi.system.machine import parse_machine, pretend, this_machine
 from malmoi.system.run_folder import read_metrics
 from malmoi.training.budget import Budget
 from malmoi.training.data.loader import LMBatches
@@ -178,6 +178,18 @@ def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> No
     optimizer.step()
     moved = torch.linalg.svdvals(matrix.detach() / -0.05)  # every direction moves by the rate
     assert 0.5 < float(moved.min()) <= float(moved.max()) < 1.4
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 96), (2, 96, 24), (3, 24, 60), (1, 20, 20)])
+def test_long_matrices_become_what_the_iteration_makes_of_them(shape: tuple[int, ...]) -> None:
+    given = torch.randn(shape) * torch.logspace(0, -4, shape[-1])
+    with pretend(parse_machine("no-bf16")):  # in fp32
+        found = orthogonal(given)
+    x = given.double() / given.double().norm(dim=(1, 2), keepdim=True)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    assert (found - x).norm() < 1e-3 * x.norm()
 
 
 def test_cautious_decay_shrinks_only_what_the_update_shrinks() -> None:

@@ -5,7 +5,8 @@ token on an ARM server in int8, the products are 9 (`decode_step.c`). Weights of
 where they lie. In whole texts padding is left out, and where dot products are of bytes activations
 are rounded to 8 bits, 128 of them with one step: reading is bound by dot products, and 15 bits take
 twice as many (`encode_texts.c`). AMX has no such bound: there the modules read whole texts, with 15
-bits (`int8_tiles.c`). B rows or texts, T tokens, D width, G key/value heads, S places, E head width.
+bits (`int8_tiles.c`). B rows or texts, T tokens, D width, G key/value heads, S places, E the width
+of a head.
 """
 
 import ctypes

@@ -17,6 +17,9 @@ from malmoi.training.recipe import TrainConfig
 # what Muon updates: matrices of blocks, an encoder's and a generator's too
 MATRICES = ("trunk.blocks.", "trunk.encoder.blocks.", "heads.generator.trunk.blocks.")
 
+# of an iteration that brings singular values near one: a x + b x³ + c x⁵ (Jordan et al. 2024)
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+
 
 def make_optimizers(
     network: Network, c: TrainConfig, *, capturable: bool = False
@@ -131,17 +134,26 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximates the nearest orthogonal matrices [N, R, C] by a quintic Newton–Schulz iteration.
 
     bf16 is exact enough on machines with bf16 units; emulated, it takes 270 times as long as fp32.
+    In fp32 long matrices X are left out of it: X Xᵀ and the factor of X follow from each other, in
+    two thirds of the time, and 2e-4 of the result is lost.
     """
     x = matrices.to(this_machine().training_dtype(matrices.device.type))
     tall = x.size(-2) > x.size(-1)
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(
-            x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445
-        )
-    return x.mT if tall else x
+    apart = x.dtype == torch.float32 and x.size(-1) >= 3 * x.size(-2)
+    found = torch.eye(x.size(-2), device=x.device).expand(len(x), -1, -1) if apart else x
+    gram = x @ x.mT
+    for left in reversed(range(steps)):
+        change = torch.baddbmm(gram, gram, gram, beta=CUBIC, alpha=QUINTIC)
+        found = torch.baddbmm(found, change, found, beta=LINEAR)
+        if left and apart:
+            gram = torch.baddbmm(gram, change, gram, beta=LINEAR)
+            gram = torch.baddbmm(gram, gram, change, beta=LINEAR)
+        elif left:
+            gram = found @ found.mT
+    found = found @ x if apart else found
+    return found.mT if tall else found
 
 
 class WeightAverage:

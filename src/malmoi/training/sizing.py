@@ -359,11 +359,11 @@ def _one_size(
 
 
 def muon_flops(depth: int, width: int) -> float:
-    """FLOPs of Muon's update of the blocks: five iterations of 4 m²n + 2 m³ for each m × n matrix.
+    """FLOPs of Muon's update of the blocks in fp32: `orthogonal` of w × w, 3 w × w and two 4 w × w.
 
-    With few tokens in a step that is as much as the step itself. Four are w × w, two w × 4 w.
+    With few tokens in a step that is half as much as the step itself.
     """
-    return 5.0 * depth * (4 * 6 + 2 * 18) * width**3
+    return depth * (30 + 48 + 2 * 52) * float(width) ** 3
 
 
 def dropout_for(kind: Kind, epochs: float) -> float:
