@@ -170,7 +170,9 @@ def test_models_that_transformers_cannot_run_are_written_as_malmoi(
     write_checkpoint(Checkpoint(network), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "malmoi"
     tokens = torch.arange(8)[None]
-    assert torch.equal(read_checkpoint(tmp_path).network(tokens)[head], network(tokens)[head])
+    torch.testing.assert_close(
+        read_checkpoint(tmp_path).network(tokens)[head], network(tokens)[head], rtol=0, atol=1e-5
+    )
 
 
 def saved(folder: Path, heads: tuple[str, ...] = ("mlm", "nsp")) -> Path:
@@ -231,13 +233,17 @@ def test_shards_and_torch_files_load(tmp_path: Path) -> None:
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
     tokens = torch.randint(0, 60, (1, 8))
     want = network.eval()(tokens)["lm"]
-    assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
+    torch.testing.assert_close(
+        read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want, rtol=0, atol=1e-5
+    )
     hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
     torch.testing.assert_close(hf(tokens).logits, want, rtol=0, atol=1e-5)
     torch.save(hf.state_dict(), tmp_path / "shards" / "pytorch_model.bin")
     for file in (tmp_path / "shards").glob("model*safetensors*"):
         file.unlink()
-    assert torch.equal(read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want)
+    torch.testing.assert_close(
+        read_checkpoint(tmp_path / "shards").network(tokens)["lm"], want, rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,12 +273,16 @@ def test_models_without_a_hugging_face_class_round_trip(tmp_path: Path) -> None:
     tokens = torch.randint(0, 60, (1, 8))
     again = read_checkpoint(tmp_path)
     assert again.network.config == config
-    assert torch.equal(again.network(tokens)["lm"], network(tokens)["lm"])
+    torch.testing.assert_close(
+        again.network(tokens)["lm"], network(tokens)["lm"], rtol=0, atol=1e-5
+    )
     rotary = initialise(
         Network(gpt2(vocab=60, width=16, depth=1, heads=2, positions="rotary"), {"lm": 0}), 0
     ).eval()
     write_checkpoint(Checkpoint(rotary), tmp_path)
-    assert torch.equal(read_checkpoint(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"])
+    torch.testing.assert_close(
+        read_checkpoint(tmp_path).network(tokens)["lm"], rotary(tokens)["lm"], rtol=0, atol=1e-5
+    )
 
 
 class PlainPositions(nn.Module):
@@ -298,7 +308,7 @@ def test_tensors_that_a_module_computes_are_there_after_loading(
     write_checkpoint(Checkpoint(network), tmp_path)
     tokens = torch.randint(0, 60, (1, 8))
     again = read_checkpoint(tmp_path).network
-    assert torch.equal(again(tokens)["lm"], network(tokens)["lm"])
+    torch.testing.assert_close(again(tokens)["lm"], network(tokens)["lm"], rtol=0, atol=1e-5)
     again.to("cpu")  # nothing is left that has no data
 
 
@@ -351,7 +361,7 @@ def test_llama_scalings_biases_and_tied_weights(
     torch.testing.assert_close(checkpoint.network(tokens)["lm"], want, rtol=0, atol=1e-5)
     write_checkpoint(checkpoint, tmp_path / "ours")
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-    assert torch.equal(back(tokens).logits, want)
+    torch.testing.assert_close(back(tokens).logits, want, rtol=0, atol=1e-5)
     # what transformers 4 looks for
     older = json.loads((tmp_path / "ours" / "config.json").read_text())
     older.pop("rope_parameters")

@@ -1098,7 +1098,9 @@ def test_a_bert_that_also_detects_is_a_bert_to_transformers_and_goes_on(
     assert any({"mlm_accuracy", "detect_accuracy"} <= row.keys() for row in rows)
     opened = malmoi.load(one)
     assert set(opened.network.heads) == {"mlm"}
-    assert opened.fill("the [MASK] of") == model.fill("the [MASK] of")
+    fills = [one.fill("the [MASK] of") for one in (opened, model)]
+    first, second = ([one.probability for one in some] for some in fills)
+    assert first == pytest.approx(second, abs=1e-5)
     assert not (one / "generator").exists()
     words = transformers.AutoTokenizer.from_pretrained(one)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(one).eval()
