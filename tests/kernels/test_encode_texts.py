@@ -1,6 +1,7 @@
 """Texts through a quantised encoder in one call: what the modules compute, without the padding."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from malmoi.config import ModelConfig
 from malmoi.kernels.decode_step import encode_texts
-from malmoi.kernels.int8 import QuantizedLinear, product, quantize_int8, why_not
+from malmoi.kernels.int8 import Packed, QuantizedLinear, product, quantize_int8, why_not
 from malmoi.model import Network, initialise
 from malmoi.model.families import bert, gpt2, modernbert
-from malmoi.system.machine import parse_machine, pretend
+from malmoi.system.machine import parse_machine, pretend, this_machine
 
 SIZES: dict[str, Any] = dict(vocab=90, context=200, width=64, depth=1, heads=4)
 ENCODERS = {
@@ -116,3 +117,27 @@ def test_what_the_kernel_does_not_cover_is_left_to_the_modules() -> None:
             found = network.trunk(tokens)
             network.trunk.fused_blocks = None
             torch.testing.assert_close(found, network.trunk(tokens), rtol=0, atol=0)
+
+
+@needs_kernel
+@torch.inference_mode()
+def test_amx_multiplies_8_bits_by_the_modules_and_4_bits_in_c() -> None:
+    network = encoder(bert(**DEEP))
+    tokens, keep = texts()
+    fused: list[bool] = []
+
+    def watched(*given: Any) -> Tensor | None:
+        found = encode_texts(*given)
+        fused.append(found is not None)
+        return found
+
+    network.trunk.fused_blocks = watched
+    machine = this_machine()
+    with pretend(replace(machine, features=machine.features | {"amx_int8"})):
+        network.trunk(tokens, keep=keep)
+        for module in network.trunk.modules():
+            if isinstance(module, QuantizedLinear):
+                numbers, scale = module.weight.signed()
+                module.weight = Packed.of(numbers.clamp(-8, 7), scale, bits=4)
+        network.trunk(tokens, keep=keep)
+    assert fused == [False, True]

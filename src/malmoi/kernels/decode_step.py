@@ -208,10 +208,7 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
 
     The states of padding are zero. `MALMOI_MACHINE=no-fused` switches it off.
     """
-    machine = this_machine()
-    if not machine.fused or "amx_int8" in machine.features:
-        return None
-    if not _reads(trunk, x, layout, positions):
+    if not this_machine().fused or _in_tiles(trunk) or not _reads(trunk, x, layout, positions):
         return None
     if trunk not in _ENCODERS:
         _ENCODERS[trunk] = _encoder(trunk)
@@ -220,6 +217,12 @@ def encode_texts(trunk: Transformer, x: Tensor, layout: Layout, positions: Tenso
     rows = x[keep]
     _ENCODERS[trunk](rows, positions.expand(keep.shape)[keep], F.pad(keep.sum(1).cumsum(0), (1, 0)))
     return torch.zeros_like(x).masked_scatter_(keep[..., None], rows)
+
+
+def _in_tiles(trunk: Transformer) -> bool:
+    """Whether the modules' products are made by AMX, which is faster."""
+    maps = (module for module in trunk.modules() if isinstance(module, QuantizedLinear))
+    return "amx_int8" in this_machine().features and all(one.weight.fits_tiles for one in maps)
 
 
 def _reads(trunk: Transformer, x: Tensor, layout: Layout, positions: Tensor) -> bool:

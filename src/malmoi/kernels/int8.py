@@ -37,6 +37,7 @@ INT8_DEVICES = ("cpu", "meta")
 REFUSAL = "int8 weights run on the CPU; on a GPU use bf16, or pass device='cpu'."
 LANES = 16  # outputs per block
 STRIDE = 8  # inputs the kernel processes at once
+TILE_INPUTS = 64  # of an instruction of AMX
 WIDEST = 65_536  # most inputs whose sum is sure to fit into 32 bits
 # -ffast-math by its parts: as one flag it would make the whole process flush denormal numbers
 COMPILER_FLAGS = (
@@ -86,6 +87,11 @@ class Packed:
     def group(self) -> int:
         """Inputs per scale, including those that pad the last stride."""
         return self.numbers.size(1) * STRIDE // self.groups
+
+    @property
+    def fits_tiles(self) -> bool:
+        """Whether AMX multiplies many rows by it in tiles."""
+        return self.bits == 8 and self.groups == 1 and self.inputs % TILE_INPUTS == 0
 
     def signed(self) -> tuple[Tensor, Tensor]:
         """Unpacks to the numbers [O, I] and bf16 scales [O, G]."""
