@@ -311,10 +311,7 @@ class Engine:
                 if request.cancelled:
                     self._leave(request, "cancelled")
                     request.finish("cancelled")
-            held = Counter(owner for request in self.active.values() for owner in request.owners)
-            while self.waiting and not self.batch.full:
-                request = self._next_request(held)
-                held.update(request.owners)
+            for request in self._next_requests():
                 self.batch.add(request.sequence)
                 self.active[request.sequence] = request
                 request.admitted = perf_counter()
@@ -328,14 +325,17 @@ class Engine:
             arrived = len(self.waiting)
             self.changed.wait(GATHER_SECONDS)
 
-    def _next_request(self, held: Counter[Owner]) -> TokenStream:
-        """The next waiting request; slots are shared among clients, then a client's requests.
-
-        `held`: how many of them each owner has.
-        """
-        request = min(self.waiting, key=lambda request: [held[owner] for owner in request.owners])
-        self.waiting.remove(request)
-        return request
+    def _next_requests(self) -> Iterator[TokenStream]:
+        """Waiting requests for the free slots, shared among clients, then a client's requests."""
+        active = self.active.values() if self.waiting else ()
+        held = Counter(owner for request in active for owner in request.owners)
+        while self.waiting and not self.batch.full:
+            request = min(
+                self.waiting, key=lambda request: [held[owner] for owner in request.owners]
+            )
+            self.waiting.remove(request)
+            held.update(request.owners)
+            yield request
 
     def _deliver_all(self, results: list[StepOutput]) -> None:
         """Delivers new text and removes finished requests; a failure affects only one request."""
