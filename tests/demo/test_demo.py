@@ -99,7 +99,8 @@ def test_the_page_needs_nothing_else(story: Story) -> None:
         assert heading in page
     assert page.count("<svg") > 2
     assert not re.search(r'(src|href)="?https?:', page)
-    assert "nan" not in re.sub(r"<[^>]*>", " ", page).lower().split()
+    # where a number stands; a model of a second may write the word
+    assert not re.search(r'(\bis |\bof |[">(,])nan\b', page.lower())
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
