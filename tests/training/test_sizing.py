@@ -50,6 +50,7 @@ def test_the_rule_finds_the_sizes_that_were_measured_to_be_best() -> None:
     korean = "".join(map(chr, range(0xAC00, 0xAC00 + 1800)))
     assert vocabulary_size(146_000_000, [english]) == 8192
     assert vocabulary_size(146_000_000, [korean, english]) == 16_384
+    assert [vocabulary_size(57_000_000, [korean], each) for each in (2, 4)] == [8192, 16_384]
 
 
 def test_more_compute_takes_larger_models_and_more_text_reads_it_less_often() -> None:

@@ -173,7 +173,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_makes_them_orthogonal() -> No
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
     matrix = torch.nn.Parameter(torch.zeros(8, 8))
     optimizer = Muon([matrix], lr=0.1)
-    matrix.grad = torch.randn(8, 8)
+    matrix.grad = torch.randn(8, 8) * torch.logspace(0, -4, 8)[:, None]  # rows of any length
     set_rate([optimizer], 0.5)
     optimizer.step()
     moved = torch.linalg.svdvals(matrix.detach() / -0.05)  # every direction moves by the rate

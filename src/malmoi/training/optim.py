@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.model import Network
@@ -96,7 +97,8 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
-        directions = orthogonal(torch.stack(list(nesterov)))
+        # rows of one length orthogonalise better (MuonEq-R, Chang et al. 2026; docs/lab.md)
+        directions = orthogonal(F.normalize(torch.stack(list(nesterov)), dim=-1))
         # torch has no fused kernels for lists of several layouts: tall matrices are transposed here
         whole: Any = dict(dtype=params[0].dtype, memory_format=torch.contiguous_format)
         updates = list(directions.to(**whole).unbind())

@@ -328,7 +328,7 @@ def fast_bert(base: Recipe) -> Recipe:
 
 def sized_recipe(kind: str) -> Recipe:
     """What all sizes of `gpt`, `bert` or `both` have in common; `sizing.py` chooses the rest."""
-    changes = dict(cooldown=0.75, cautious_decay=True, clip=0.0, ema=0.05)
+    changes = dict(cooldown=0.75, cautious_decay=True, clip=0.0)
     bert = kind == "bert"
     shape = MODERN_BERT if bert else MODERN_GPT | {"both_ways": kind == "both"}
     return Recipe(

@@ -194,13 +194,14 @@ OWN_TEACHER = 0.5
 OWN_TEACHER_TIME = 1.6
 # From here on a BERT that also detects replaced words is the better one, though its step takes half
 # as long again. With 2,600 updates instead of 4,200: CoLA 34 → 42, STS-B 70 → 79, RTE 52 → 56,
-# SST-2 88.2 → 87.7, but BLiMP 74.5 → 69.4 (docs/lab.md).
+# SST-2 88.2 → 87.7, but BLiMP 74.5 → 69.4 (docs/lab.md). The mean of its last weights is better.
 DETECTING_FLOPS = 1e16
 DETECTING_TIME = 1.5
 DETECTING: dict[str, Any] = {
     "objective": "mlm+rtd",
     "data.mask_rate": 0.3,
     "model.generator_depth": 2,
+    "train.ema": 0.05,
 }
 # Together they gain 0.025 bits per byte on 55 MB of text (docs/lab.md).
 SMALL_TEXT_GPT = MODERN_GPT | dict(embed_norm=True, embedding_residual=True, skip_connections=True)
@@ -254,12 +255,12 @@ def heads_for(width: int) -> int:
     return next((heads for heads in range(wanted, 1, -1) if width % (2 * heads) == 0), 1)
 
 
-def vocabulary_size(text_bytes: int, sample: Iterable[str] = ()) -> int:
+def vocabulary_size(text_bytes: int, sample: Iterable[str] = (), each: int = 2) -> int:
     """A power of two that grows with the text: 1,024 for 1 MB, 4,096 for 10 MB, 8,192 for 90.
 
-    Characters beyond a byte's worth need their own: twice for Korean (docs/lab.md).
+    Frequent characters beyond a byte's worth need tokens, `each` so many (docs/lab.md).
     """
-    wanted = 8192 * (text_bytes / 94e6) ** 0.4 + 2 * max(0, frequent_characters(sample) - 256)
+    wanted = 8192 * (text_bytes / 94e6) ** 0.4 + each * max(0, frequent_characters(sample) - 256)
     return int(2 ** round(math.log2(min(32_768, max(512, wanted)))))
 
 
@@ -424,8 +425,10 @@ def size_recipe(
     )
     text = measure_text(origin.readers(requested.data))
     check_enough_text(text)
-    words, vocab = _vocabulary(requested, given, origin, text)
+    seconds = requested.train.minutes * 60
     speed = measure_speed(group, requested.train)
+    detecting, slower = _detecting(kind, seconds, speed, given)
+    words, vocab = _vocabulary(requested, given, origin, text, 4 if detecting else 2)
     valid = requested.data.valid if "data.valid" in given else held_out_share(text)
     tokens = text.tokens(words)
     learnt = (1 - valid) * tokens
@@ -438,8 +441,6 @@ def size_recipe(
         context=context,
         learnt=learnt,
     )
-    seconds = requested.train.minutes * 60
-    detecting, slower = _detecting(kind, seconds, speed, given)
     size = choose_size(kind, round(learnt), vocab, seconds / slower, speed, fixed)
     size = replace(size, minutes=slower * size.minutes)
     if kind == "bert":
@@ -467,7 +468,7 @@ def _detecting(
 
 
 def _vocabulary(
-    requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize
+    requested: Recipe, given: frozenset[str], origin: RunSources, text: TextSize, each: int
 ) -> tuple[Tokenizer, int]:
     """The given tokenizer, or one of the sample that counts tokens as the run's will; its size.
 
@@ -477,7 +478,7 @@ def _vocabulary(
         words = Tokenizer.load(origin.tokenizer)
         return words, words.vocab_size
     chosen = "tokenizer.vocab" in given
-    vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample)
+    vocab = requested.tokenizer.vocab if chosen else vocabulary_size(text.bytes, text.sample, each)
     sized = requested.override({"tokenizer.vocab": vocab})
     if text.is_sampled_whole and "data.fraction" not in given:
         origin.learnt = learn_tokenizer(sized, origin.readers(requested.data))
@@ -630,7 +631,7 @@ def _reasons(
         yield "Steps: too few to learn much; more minutes or a smaller model would help."
     yield msg(
         "Rate: Muon {muon_lr:g}, Adam {lr:g}; constant, then decaying over the last "
-        "{cooldown:.0%}; the weights of the last {ema:.0%} are averaged.",
+        "{cooldown:.0%}.",
         **vars(c),
     )
     yield msg("Validation: on {valid:.1%} of the text, which is held out.", valid=d.valid)
