@@ -15,7 +15,15 @@ from tokenizers import AddedToken, Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.machine import parse_machine, pretend, this_machine
-from malmoi.tokenizer import Tokenizer, core, pipeline, train_tokenizer, training, word_cache
+from malmoi.tokenizer import (
+    Tokenizer,
+    core,
+    learn_merges,
+    pipeline,
+    train_tokenizer,
+    training,
+    word_cache,
+)
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 TEXT = ["aZ1 the can't 가다.é\n", "“the” 「가다」 ㅋㅋ 다가 — we'll the"]
@@ -228,3 +236,18 @@ def test_words_are_counted_in_a_cache_of_any_size(
     for word, count in word_cache.count_words(documents):
         counts[word] += count
     assert +counts == Counter(chain.from_iterable(map(word_cache.WORD.findall, documents)))
+
+
+@pytest.mark.skipif(this_machine().compiler is None, reason="words are counted in C")
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
+def test_of_many_words_those_that_occur_once_teach_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = ["said that the " * 3] * 9
+    once = [f"q{'zx' * i}" for i in range(1, 9)]
+    monkeypatch.setattr(learn_merges, "MANY_WORDS", 5)
+    learnt = [train_tokenizer(texts, kind=kind, vocab=300) for texts in (often, often + once)]
+    assert learnt[0].fingerprint() == learnt[1].fingerprint()
+    monkeypatch.undo()
+    every = train_tokenizer(often + once, kind=kind, vocab=300)
+    assert every.fingerprint() != learnt[0].fingerprint()

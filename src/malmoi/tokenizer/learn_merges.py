@@ -21,6 +21,9 @@ from malmoi.tokenizer.word_cache import addresses, count_words
 # one word by BERT's rule, and by GPT-2's; other text is split by the library
 BERT_WORD = re.compile(r" ?([a-z0-9가-힣]+|[.,!?;:\"()])")
 GPT2_WORD = re.compile(r"( ?(?:[A-Za-z]+|[가-힣]+|[0-9]+|[.,!?;:\"()]+))")
+# of more, those that occur once are left out: of 57 MB of Korean 72 of 100,000 tokens are unknown
+# then instead of 15, a text has 3 % fewer, and 10 s are enough instead of 23
+MANY_WORDS = 500_000
 MERGES_PER_TOKEN = 4  # room for pairs that make a token that is there already
 _CALLS = (("malmoi_learn_merges", 12),)
 
@@ -62,7 +65,8 @@ def _words(texts: Iterable[str], rust: Rust, *, pieces: bool) -> Counter[str]:
     """The words of a text, with their counts; those of GPT-2 in its letters for bytes."""
     plain, words = BERT_WORD if pieces else GPT2_WORD, Counter[str]()
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    for text, count in count_words(texts):
+    counted = [*count_words(texts)]
+    for text, count in (word for word in counted if word[1] > (len(counted) > MANY_WORDS)):
         if found := plain.fullmatch(text):
             parts = [found[1] if pieces else text.encode().decode("latin-1").translate(letters)]
         else:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from malmoi.model import Network
@@ -98,12 +97,11 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, buffers, group["momentum"])
         # rows of one length orthogonalise better (MuonEq-R, Chang et al. 2026; docs/lab.md)
-        directions = orthogonal(F.normalize(torch.stack(list(nesterov)), dim=-1))
+        rows = nn.functional.normalize(torch.stack(list(nesterov)), dim=-1)
         # torch has no fused kernels for lists of several layouts: tall matrices are transposed here
         whole: Any = dict(dtype=params[0].dtype, memory_format=torch.contiguous_format)
-        updates = list(directions.to(**whole).unbind())
-        rows, columns = params[0].shape
-        scale = max(1.0, rows / columns) ** 0.5
+        updates = list(orthogonal(rows).to(**whole).unbind())
+        scale = max(1.0, rows.size(-2) / rows.size(-1)) ** 0.5
         if group["weight_decay"]:
             share = group["lr"] * group["weight_decay"]
             _decay(weights, updates, share, cautious=group["cautious"])

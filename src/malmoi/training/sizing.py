@@ -594,10 +594,11 @@ def _reasons(
         flops=size.minutes * 60 * speed.reached(m.width),
         minutes=minutes,
     )
-    weights = count_parameters(meta_network(recipe))  # size.weights leaves out norms and gates
     yield msg(
         "Size: {depth} layers × {width}, {count} weights: {reason}.",
-        **dict(vars(m), count=short_number(weights, 3), reason=msg(size.reason)),
+        # size.weights leaves out norms and gates
+        count=short_number(count_parameters(meta_network(recipe)), 3),
+        **dict(vars(m), reason=msg(size.reason)),
     )
     yield msg(
         "Epochs: {count} tokens, {epochs:.3g} epochs: so dropout {dropout:g} and a cautious Muon "
