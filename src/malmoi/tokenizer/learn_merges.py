@@ -65,8 +65,7 @@ def _words(texts: Iterable[str], rust: Rust, *, pieces: bool) -> Counter[str]:
     """The words of a text, with their counts; those of GPT-2 in its letters for bytes."""
     plain, words = BERT_WORD if pieces else GPT2_WORD, Counter[str]()
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
-    counted = [*count_words(texts)]
-    for text, count in filter(lambda word: word[1] > (len(counted) > MANY_WORDS), counted):
+    for text, count in count_words(texts, MANY_WORDS).items():
         if found := plain.fullmatch(text):
             parts = [found[1] if pieces else text.encode().decode("latin-1").translate(letters)]
         else:

@@ -299,8 +299,9 @@ class NativeWords:
         return zip(words, counts.tolist(), strict=False)
 
 
-def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """How often each word occurs; of more than the cache holds, some come more than once."""
+def count_words(texts: Iterable[str], many: int) -> Counter[str]:
+    """How often each word occurs; of more than so many, those that occur once are left out."""
+    found = Counter[str]()
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
     assert calls is not None  # who counts has a compiler
     words = NativeWords(_no_ids, _learnt(LIBRARY, calls), 1, calls)
@@ -308,12 +309,12 @@ def count_words(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
     left = iter(texts)
     while batch := list(_some_texts(left)):
         if not words.count(batch, counts):
-            yield from words.counted(counts)
+            found.update(dict(words.counted(counts)))
             words.__post_init__()  # the cache is full: it starts anew
             counts.fill(0)
-            if not words.count(batch, counts):  # alone more than the cache holds
-                yield from Counter(chain.from_iterable(map(WORD.findall, batch))).items()
-    yield from words.counted(counts)
+            found.update(chain.from_iterable(map(WORD.findall, batch)))
+    found.update(dict(words.counted(counts)))
+    return found if len(found) <= many else Counter({w: n for w, n in found.items() if n > 1})
 
 
 def _no_ids(texts: list[str]) -> list[list[int]]:
