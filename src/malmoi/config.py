@@ -6,7 +6,7 @@ from typing import Literal
 
 from malmoi.errors import require
 from malmoi.settings import Config, described, require_bounds, setting
-from malmoi.system.limits import (
+from malmoi.system.untrusted import (
     MAX_CONTEXT_TOKENS,
     MAX_LAYERS,
     MAX_PATTERN_CHARACTERS,

@@ -28,9 +28,8 @@ from typing import (
 
 from malmoi.errors import MalmoiError, UsageError, nearest, require_known, require_that
 from malmoi.messages import joined, logger, msg
-from malmoi.system.limits import shown
 from malmoi.system.result import PlainValue, plain
-from malmoi.system.untrusted import is_a, parse, parse_object
+from malmoi.system.untrusted import is_a, parse, parse_object, shown
 
 T = TypeVar("T")
 HOLDS = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}

@@ -160,7 +160,7 @@ def test_tasks_take_them(runs: Path) -> None:
     for name, options in (("lstm", {}), ("elmo", {"features": "mix"})):
         out = runs / f"{name}-{len(options)}"
         rows = runs / "rows.csv"
-        settings = {"epochs": 12, "lr": 3e-2, "batch": 8, "lm": 0.0, "device": "cpu", **options}
+        settings = {"epochs": 24, "lr": 3e-2, "batch": 8, "lm": 0.0, "device": "cpu", **options}
         malmoi.finetune(runs / name, "classification", rows, out, rows, **settings)
         predicted = malmoi.load(out, device="cpu").predict(["good state", "bad state"])
         assert [one.label for one in predicted] == ["yes", "no"]

@@ -15,15 +15,7 @@ from tokenizers import AddedToken, Tokenizer as Rust
 
 from malmoi.errors import MalmoiError
 from malmoi.system.machine import parse_machine, pretend, this_machine
-from malmoi.tokenizer import (
-    Tokenizer,
-    core,
-    learn_merges,
-    pipeline,
-    train_tokenizer,
-    training,
-    word_cache,
-)
+from malmoi.tokenizer import Tokenizer, core, pipeline, train_tokenizer, training, word_cache
 
 REAL = Path(__file__).parents[3] / "shared" / "tokenizers"
 TEXT = ["aZ1 the can't 가다.é\n", "“the” 「가다」 ㅋㅋ 다가 — we'll the"]
@@ -250,6 +242,6 @@ def test_of_many_words_those_that_occur_once_teach_nothing(
     )
     monkeypatch.setattr(word_cache, "MAX_CACHED_WORDS", room)
     monkeypatch.setattr(word_cache, "COUNTED_CHARACTERS", 1)
-    monkeypatch.setattr(learn_merges, "MANY_WORDS", 5)
+    monkeypatch.setattr(training, "MANY_WORDS", 5)
     learnt = train_tokenizer(often + once, kind=kind, vocab=300).fingerprint()
     assert learnt == known != every

@@ -14,8 +14,7 @@ from malmoi.errors import MalmoiError, ensure, explained
 from malmoi.model import Network
 from malmoi.system.confined import Refused, match_patterns
 from malmoi.system.confined_worker import match_names
-from malmoi.system.limits import shown
-from malmoi.system.untrusted import JsonObject
+from malmoi.system.untrusted import JsonObject, shown
 
 # of a wrapped model; soft prompts are wrapped one level less
 LORA_PREFIX = "base_model.model."

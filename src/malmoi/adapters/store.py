@@ -24,11 +24,16 @@ from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.model.heads import HEADS, VOCABULARY_HEADS
 from malmoi.system.files import output_folder, write_json, write_text
-from malmoi.system.limits import MAX_CLASSES, MAX_PATH_CHARACTERS, shown
 from malmoi.system.paths import ADAPTER_CONFIG, is_adapter
 from malmoi.system.result import plain
 from malmoi.system.storage import address, local_path
-from malmoi.system.untrusted import JsonObject, read_optional_object
+from malmoi.system.untrusted import (
+    MAX_CLASSES,
+    MAX_PATH_CHARACTERS,
+    JsonObject,
+    read_optional_object,
+    shown,
+)
 from malmoi.tokenizer import Tokenizer
 
 INT_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

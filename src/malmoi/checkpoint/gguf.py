@@ -26,8 +26,8 @@ from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, explained, required
 from malmoi.messages import msg
 from malmoi.model.positions import rotary_frequencies
-from malmoi.system.limits import shown
 from malmoi.system.packages import optional_package
+from malmoi.system.untrusted import shown
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary
 

@@ -24,8 +24,7 @@ from malmoi.errors import ensure
 from malmoi.model import families
 from malmoi.model.positions import sinusoid_table
 from malmoi.settings import coerce
-from malmoi.system.limits import MAX_LAYERS, shown
-from malmoi.system.untrusted import is_a
+from malmoi.system.untrusted import MAX_LAYERS, is_a, shown
 
 # Rotary scaling in a Hugging Face config (`rope_parameters`) and here ("llama3:8,1,4,8192")
 

@@ -20,7 +20,7 @@ from malmoi.errors import ensure, explained, require_that
 from malmoi.kernels.int8 import TINY, Packed, QuantizedLinear, bf16, fits, plain_state
 from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.system.limits import shown
+from malmoi.system.untrusted import shown
 
 QUANT_METHOD = "compressed-tensors"
 PACK_FORMAT = "pack-quantized"

@@ -21,10 +21,16 @@ from malmoi.errors import MalmoiError, ensure, first_line, nearest, require_that
 from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.pair import BERT, GPT, shipped
-from malmoi.system.limits import MAX_CLASSES, shown
 from malmoi.system.packages import optional_package
 from malmoi.system.paths import local_model, similar_path
-from malmoi.system.untrusted import JsonObject, named, read_object, read_optional_object
+from malmoi.system.untrusted import (
+    MAX_CLASSES,
+    JsonObject,
+    named,
+    read_object,
+    read_optional_object,
+    shown,
+)
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.hf_files import has_tokenizer
 

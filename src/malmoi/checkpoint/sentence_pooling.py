@@ -11,8 +11,15 @@ from typing import Literal
 from malmoi.errors import ensure
 from malmoi.messages import msg
 from malmoi.system.files import write_json
-from malmoi.system.limits import MAX_CONTEXT_TOKENS, shown
-from malmoi.system.untrusted import JsonObject, parse, read_object, read_optional_object, read_text
+from malmoi.system.untrusted import (
+    MAX_CONTEXT_TOKENS,
+    JsonObject,
+    parse,
+    read_object,
+    read_optional_object,
+    read_text,
+    shown,
+)
 
 MODULES_FILE = "modules.json"
 POOLING_FOLDER = "1_Pooling"

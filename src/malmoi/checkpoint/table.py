@@ -10,8 +10,7 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure
 from malmoi.settings import coerce, field_types
-from malmoi.system.limits import shown
-from malmoi.system.untrusted import JsonObject, flat_settings, named
+from malmoi.system.untrusted import JsonObject, flat_settings, named, shown
 
 
 class Via(NamedTuple):

@@ -16,9 +16,8 @@ from malmoi.errors import ensure, nearest
 from malmoi.messages import msg
 from malmoi.model import Network, initialise
 from malmoi.model.heads import HEADS, LABEL_HEADS, VOCABULARY_HEADS
-from malmoi.system.limits import MAX_WEIGHT
 from malmoi.system.packages import read_toml
-from malmoi.system.untrusted import JsonObject, named
+from malmoi.system.untrusted import MAX_WEIGHT, JsonObject, named
 
 if TYPE_CHECKING:
     from malmoi.model import FeatureConfig

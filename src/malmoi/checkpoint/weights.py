@@ -18,9 +18,8 @@ from torch import Tensor
 from malmoi.config import ModelConfig
 from malmoi.errors import MalmoiError, ensure, first_line, is_out_of_memory
 from malmoi.system.files import replace_file, write_json
-from malmoi.system.limits import format_size, shown
 from malmoi.system.machine import free_memory
-from malmoi.system.untrusted import read_object
+from malmoi.system.untrusted import format_size, read_object, shown
 
 WEIGHTS_FILE = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"

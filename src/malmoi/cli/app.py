@@ -89,6 +89,8 @@ HOMES = {
     **dict.fromkeys(("study", "records"), "studies"),
     **dict.fromkeys(("doctor", "plan", "launch"), "machines"),
     "tasks": "recipes",
+    "embed": "predict",
+    "merge": "finetune",
 }
 OUTLINE = ("", "-h", "--help", "--version")  # first words that need no command
 SUFFIX = "_command"  # suffix of the functions that are commands

@@ -1,4 +1,4 @@
-"""`malmoi finetune`: fine-tune a model for a task."""
+"""`malmoi finetune`, `malmoi merge`: a model for a task, and a LoRA made one with its base."""
 
 import math
 from collections import Counter
@@ -234,3 +234,16 @@ def show_facts(facts: dict[str, Any], json: bool) -> None:
             for name, one in labels.items()
         ]
         cli.print_table(("label", *columns, "support"), table)
+
+
+def merge_command(
+    model: cli.Model, out: cli.Out, overwrite: cli.Overwrite = False, json: cli.Json = False
+) -> None:
+    """Merge a LoRA into its base model.
+
+    Example: malmoi merge --model runs/sst2-lora --out runs/sst2
+    """
+    from malmoi.inference.export import merge_adapter
+
+    merge_adapter(model, out, overwrite=overwrite)
+    cli.print_one(json, {"model": str(out)}, out)

@@ -21,8 +21,8 @@ from malmoi.errors import require_that
 from malmoi.messages import joined, msg, plural, translate
 from malmoi.planning.gpus import GPUS, PlanSettings
 from malmoi.planning.launch import Engine, Launch
-from malmoi.system.limits import format_size
 from malmoi.system.machine import GIB, Machine, free_memory, this_machine
+from malmoi.system.untrusted import format_size
 from malmoi.training.recipe import BUDGETS, TrainConfig
 from malmoi.training.recipes import SIZED
 

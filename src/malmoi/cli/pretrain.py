@@ -10,10 +10,9 @@ from malmoi.api.run_options import DeviceOptions
 from malmoi.cli import shared as cli
 from malmoi.errors import UsageError, nearest, require_that
 from malmoi.messages import joined, msg, plural
-from malmoi.system.limits import format_size
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.storage import address
-from malmoi.system.untrusted import read_object
+from malmoi.system.untrusted import format_size, read_object
 from malmoi.training.recipe import BUDGETS, TrainConfig
 from malmoi.training.recipes import RECIPES, SIZED, resolve_recipe
 

@@ -30,9 +30,9 @@ from malmoi.model import FeatureConfig, Network
 from malmoi.model.heads import LABEL_HEADS, POOLED_HEADS
 from malmoi.model.trunks import STATE_DTYPE
 from malmoi.system.files import atomic_write
-from malmoi.system.limits import format_size
 from malmoi.system.native import cache_or_temporary
 from malmoi.system.progress import Progress, report_progress
+from malmoi.system.untrusted import format_size
 from malmoi.tokenizer import TokenRow
 from malmoi.tokenizer.padding import length_batches
 

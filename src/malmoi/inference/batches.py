@@ -43,9 +43,10 @@ def model_inputs(network: Network, rows: Sequence[Encoding | TokenRow]) -> dict[
     """The network's inputs for a batch of encoded texts, right-padded."""
     device = network.device
     tokens = [row.tokens for row in rows]
-    segments = [row.segments for row in rows]
     return {
         "tokens": pad(tokens, device=device),
         "keep": keep_mask(tokens, device=device),
-        "segments": pad(segments, device=device) if network.config.segments else None,
+        "segments": (
+            pad([row.segments for row in rows], device=device) if network.config.segments else None
+        ),
     }

@@ -23,8 +23,8 @@ from malmoi.inference.generation.options import GenerationConfig
 from malmoi.inference.generation.prefix_cache import PREFIX_CACHE_BYTES, PrefixCache
 from malmoi.inference.generation.sampling import Logprob, SequenceState, StepOutput, new_sequences
 from malmoi.inference.model import Model
-from malmoi.system.limits import MAX_SIZE, check_whole_number
 from malmoi.system.threads import ThreadTuner, inference_threads
+from malmoi.system.untrusted import MAX_SIZE, check_whole_number
 
 Owner = tuple[Hashable, ...]  # (client, request), for fair scheduling
 FinishReason = Literal["stop", "length", "cancelled", "error"]

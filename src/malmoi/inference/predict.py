@@ -19,10 +19,9 @@ from malmoi.inference.pseudo_likelihood import SplitText, pseudo_scores
 from malmoi.inference.score import score_pairs
 from malmoi.messages import msg
 from malmoi.model import Network
-from malmoi.system.limits import MAX_CONTEXT_TOKENS
 from malmoi.system.progress import tracked
 from malmoi.system.result import Result
-from malmoi.system.untrusted import JsonObject
+from malmoi.system.untrusted import MAX_CONTEXT_TOKENS, JsonObject
 from malmoi.text.columns import text_column
 from malmoi.text.rows import BadRow, has_rows, records_of, rows_of
 from malmoi.tokenizer import Encoding, Tokenizer, TokenRow

@@ -19,14 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from malmoi.kernels.int8 import (
-    MANY,
-    LinearArgument,
-    QuantizedLinear,
-    QuickRMS,
-    kernels,
-    linear_argument,
-)
+from malmoi.kernels.int8 import MANY, LinearArgument, QuantizedLinear, kernels, linear_argument
+from malmoi.model.elementwise import RMSNorm
 from malmoi.model.patterns import Layout, Pattern
 from malmoi.model.transformer import Block, Transformer
 from malmoi.system.machine import this_machine
@@ -152,7 +146,7 @@ def run_hooks(trunk: Transformer) -> None:
 def is_plain(trunk: Transformer, linear: type[nn.Module] = QuantizedLinear) -> bool:
     """Whether the C code has all layers of this trunk; masks and positions are for the caller."""
     return (
-        trunk.is_plain(linear, (nn.LayerNorm, nn.RMSNorm, QuickRMS, nn.Identity))
+        trunk.is_plain(linear, (nn.LayerNorm, RMSNorm, nn.Identity))
         and not trunk.has_soft_tokens
         and not trunk.config.embedding_residual
         and trunk.skips is None

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -322,27 +321,6 @@ class QuantizedVocabulary(nn.Module):
         return self.scores(self.features(hidden))
 
 
-class QuickRMS(nn.Module):
-    """RMSNorm in five calls instead of torch's nine: for a single row, call overhead dominates.
-
-    x / √(‖x‖²/D + ε) = x / (hypot(‖x‖, √(D ε)) / √D).
-    """
-
-    floor: Tensor
-
-    def __init__(self, norm: nn.RMSNorm) -> None:
-        super().__init__()
-        self.weight = norm.weight
-        self.root = norm.normalized_shape[0] ** 0.5
-        self.register_buffer(
-            "floor", torch.tensor(self.root * cast(float, norm.eps) ** 0.5), persistent=False
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        length = torch.hypot(torch.linalg.vector_norm(x, 2, -1, keepdim=True), self.floor)
-        return x.div(length.div_(self.root)).mul_(self.weight)
-
-
 @torch.no_grad()
 def quantize_int8(network: Network) -> Network:
     """Quantises a network to 8 bits in place, for inference only.
@@ -354,9 +332,7 @@ def quantize_int8(network: Network) -> Network:
     check_place(network)
     for parent in list(network.trunk.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.RMSNorm:
-                setattr(parent, name, QuickRMS(child))
-            elif type(child) is nn.Linear and fits(child.in_features, 1):
+            if type(child) is nn.Linear and fits(child.in_features, 1):
                 setattr(parent, name, QuantizedLinear(packed(child.weight), child.bias))
     token = network.trunk.embed.token
     rows = packed(token.weight)

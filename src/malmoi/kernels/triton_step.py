@@ -22,6 +22,7 @@ from malmoi.kernels.kv_slots import KVSlots
 from malmoi.kernels.triton_attention import KERNEL_BLOCK, KERNEL_WARPS, decode_step, normalised
 from malmoi.model import Network
 from malmoi.model.attention import Attention
+from malmoi.model.elementwise import RMSNorm
 from malmoi.model.heads import LMHead
 from malmoi.model.transformer import MLP, Block, GatedMLP
 
@@ -364,7 +365,7 @@ def supports(network: Network) -> bool:
     return (
         type(language) is LMHead
         and max(network.config.width, network.config.mlp_width) <= MAX_INPUTS
-        and network.trunk.is_plain(nn.Linear, (nn.LayerNorm, nn.RMSNorm, nn.Identity))
+        and network.trunk.is_plain(nn.Linear, (nn.LayerNorm, RMSNorm, nn.Identity))
     )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from malmoi.config import ModelConfig
 from malmoi.errors import require_that
-from malmoi.model.transformer import ACTIVATIONS, Embedding, Transformer, make_norm
+from malmoi.model.elementwise import ACTIVATIONS, Dropout, make_norm
+from malmoi.model.transformer import Embedding, Transformer
 
 ALIGNED_COLUMNS = 8  # a GPU's fast products write rows of a multiple of this
 
@@ -122,7 +123,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, c: ModelConfig, classes: int, *, bias: bool = True, width: int = 0) -> None:
         super().__init__()
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
         self.linear = nn.Linear(width or c.width, classes, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:

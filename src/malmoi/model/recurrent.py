@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from malmoi.config import ModelConfig
 from malmoi.model.attention import Attention, LayerInputs
 from malmoi.model.attention_mask import Mask
+from malmoi.model.elementwise import Dropout
 from malmoi.model.kv_cache import KVCache, LayerCache
 from malmoi.model.positions import sinusoid_table
 
@@ -98,7 +99,7 @@ class LSTMBlock(nn.Module):
         sizes = (c.direction_width, c.units)
         ways = (False, True) if c.mixer == "bilstm" else (False,)
         self.directions = nn.ModuleList(LSTM(*sizes, backward=way) for way in ways)
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
         self.first = first
 
     def forward(self, x: Tensor, inputs: LayerInputs, embedded: Tensor | None = None) -> Tensor:

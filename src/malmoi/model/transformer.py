@@ -18,41 +18,10 @@ from malmoi.config import ModelConfig
 from malmoi.errors import require_that
 from malmoi.model.attention import Attention, LayerInputs, any_shape, products
 from malmoi.model.attention_mask import Bounds, Mask, build_mask
+from malmoi.model.elementwise import ACTIVATIONS, Dropout, make_norm
 from malmoi.model.kv_cache import FusedDecodeCache, KVCache, KVRecorder, LayerCache, PrefixKV
 from malmoi.model.patterns import Layout, parse_pattern
 from malmoi.model.positions import POSITIONS, compiles_for_gpu, rotary_table
-
-
-def make_norm(c: ModelConfig, width: int = 0) -> nn.Module:
-    if c.norm_kind == "rms":
-        return nn.RMSNorm(width or c.width, c.eps)
-    return nn.LayerNorm(width or c.width, c.eps, bias=c.norm_bias)
-
-
-class Dropout(nn.Dropout):
-    """Dropout; compiled for a GPU, what stays follows from a hash of each value's place.
-
-    torch's generator computes longer than the norm beside it reads, and its choice has to be kept
-    in memory for the backward pass, where a hash is computed again.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not (self.training and self.p and compiles_for_gpu(x)):
-            return super().forward(x)
-        seed = torch.randint(1 << 30, (1,), device=x.device, dtype=torch.int32)
-        return torch.where(kept(x.shape, self.p, seed), x * (1 / (1 - self.p)), 0.0)
-
-
-def kept(shape: torch.Size, p: float, seed: Tensor) -> Tensor:
-    """Which values dropout keeps, each with the chance 1 − p: a 32-bit hash of its number.
-
-    Two rounds of xorshift and multiply (Wellons 2018, "lowbias32"); int32 is shifted with its sign,
-    which the masks remove.
-    """
-    n = torch.arange(shape.numel(), device=seed.device, dtype=torch.int32).view(shape) ^ seed
-    n = (n ^ ((n >> 16) & 0xFFFF)) * 0x7FEB352D
-    n = (n ^ ((n >> 15) & 0x1FFFF)) * -0x7B935975
-    return (n ^ ((n >> 16) & 0xFFFF)) & 0x7FFFFFFF >= round(p * 2**31)
 
 
 class Duplicate(nn.Module):
@@ -74,7 +43,7 @@ class Embedding(nn.Module):
         self.scale = c.width**0.5 if c.embed_scale else 1.0
         self.segment = nn.Embedding(c.segments, c.token_width) if c.segments else None
         self.norm = make_norm(c, c.token_width) if c.embed_norm else nn.Identity()
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
         wider = nn.Linear(c.token_width, c.width) if c.token_width != c.width else nn.Identity()
         self.project = Duplicate() if c.mixer == "bilstm" else wider
 
@@ -91,18 +60,6 @@ class Embedding(nn.Module):
         if self.position is not None:
             x = x + self.position(positions + self.position_offset)
         return cast(Tensor, self.project(self.drop(self.norm(x))))
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,  # exact, with erf: BERT
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-1, GPT-2
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021
-    "silu": F.silu,
-    "swiglu": F.silu,  # applied to the gate; heads have no gate and use it as a plain activation
-    "geglu": F.gelu,
-    "tanh": torch.tanh,
-}
 
 
 class MLP(nn.Module):

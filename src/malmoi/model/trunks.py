@@ -17,8 +17,9 @@ from malmoi.config import ModelConfig
 from malmoi.errors import require_that, required
 from malmoi.model.attention import LayerInputs, attend, attention_probs
 from malmoi.model.attention_mask import Mask
+from malmoi.model.elementwise import make_norm
 from malmoi.model.kv_cache import KVCache
-from malmoi.model.transformer import Activations, Block, Transformer, make_norm
+from malmoi.model.transformer import Activations, Block, Transformer
 from malmoi.settings import Config
 
 

@@ -17,7 +17,11 @@ from typing import IO, Any
 
 from malmoi.errors import MalmoiError
 from malmoi.messages import msg
-from malmoi.system.limits import MAX_CONFINED_BYTES, MAX_CONFINED_SECONDS, MAX_RENDERED_CHARACTERS
+from malmoi.system.untrusted import (
+    MAX_CONFINED_BYTES,
+    MAX_CONFINED_SECONDS,
+    MAX_RENDERED_CHARACTERS,
+)
 
 MAX_ANSWER_BYTES = 16 * MAX_RENDERED_CHARACTERS
 START_SECONDS = 60.0  # for the child to start on a busy machine

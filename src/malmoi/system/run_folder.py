@@ -96,9 +96,7 @@ class RunFolder:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a metrics.jsonl, if any; an incomplete last line is skipped."""
     rows = []
-    if not path.is_file():
-        return []
-    for line in path.read_text("utf-8", errors="replace").split("\n"):
+    for line in path.read_text("utf-8", errors="replace").split("\n") if path.is_file() else ():
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):

@@ -21,9 +21,9 @@ from unicodedata import category
 
 from malmoi.errors import MalmoiError, UsageError, ensure, first_line
 from malmoi.messages import msg
-from malmoi.system.limits import MAX_GROWTH, MAX_LINE_CHARACTERS, MIN_UNPACKED_BYTES
 from malmoi.system.packages import optional_package
 from malmoi.system.paths import require_path
+from malmoi.system.untrusted import MAX_GROWTH, MAX_LINE_CHARACTERS, MIN_UNPACKED_BYTES
 
 T = TypeVar("T")
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")

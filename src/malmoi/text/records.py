@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from malmoi.errors import MalmoiError, ensure, explained, nearest
 from malmoi.messages import msg, plural
-from malmoi.system.limits import MAX_LINE_CHARACTERS
 from malmoi.system.packages import optional_package
+from malmoi.system.untrusted import MAX_LINE_CHARACTERS
 from malmoi.text.conllu import conllu_rows
 from malmoi.text.lines import (
     COMPRESSED,

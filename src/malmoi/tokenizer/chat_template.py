@@ -15,7 +15,7 @@ from typing import Any
 
 from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that, required
 from malmoi.system.confined import Refused, render_template
-from malmoi.system.limits import MAX_TEMPLATE_CHARACTERS, shown
+from malmoi.system.untrusted import MAX_TEMPLATE_CHARACTERS, shown
 from malmoi.tokenizer.core import Tokenizer
 from malmoi.tokenizer.pipeline import names_pattern
 

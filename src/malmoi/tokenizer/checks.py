@@ -15,7 +15,7 @@ import numpy as np
 
 from malmoi.errors import MalmoiError, UsageError, ensure, explained, require_that
 from malmoi.messages import msg
-from malmoi.system import limits
+from malmoi.system import untrusted
 from malmoi.system.untrusted import JsonObject
 
 
@@ -109,14 +109,14 @@ def check_state(state: JsonObject) -> None:
         check_ids(vocab, state.where)
     elif isinstance(vocab, list):
         _check_size(vocab, state.where)
-    model.whole("max_input_chars_per_word", default=0, high=limits.MAX_WORD_CHARACTERS)
+    model.whole("max_input_chars_per_word", default=0, high=untrusted.MAX_WORD_CHARACTERS)
     for i, token in enumerate(state.list_of("added_tokens", dict, default=[])):
         added = JsonObject(token, f"{state.where}, added_tokens[{i}]")
-        added.whole("id", high=limits.MAX_VOCABULARY_TOKENS)
-        if len(added.text("content")) > limits.MAX_TOKEN_CHARACTERS:
+        added.whole("id", high=untrusted.MAX_VOCABULARY_TOKENS)
+        if len(added.text("content")) > untrusted.MAX_TOKEN_CHARACTERS:
             raise added.wrong(
                 "content",
-                msg("a text of at most {most:,} characters", most=limits.MAX_TOKEN_CHARACTERS),
+                msg("a text of at most {most:,} characters", most=untrusted.MAX_TOKEN_CHARACTERS),
             )
     for part in ("normalizer", "decoder"):
         check_growth(state.where, part, _growth(state.get(part), state.where))
@@ -125,12 +125,12 @@ def check_state(state: JsonObject) -> None:
 
 def check_growth(where: str, part: str, growth: int) -> None:
     ensure(
-        growth <= limits.MAX_TEXT_GROWTH,
+        growth <= untrusted.MAX_TEXT_GROWTH,
         "{where}: its {part} may make a text {growth:,} times as long; up to {most} are allowed.",
         where=where,
         part=part,
         growth=growth,
-        most=limits.MAX_TEXT_GROWTH,
+        most=untrusted.MAX_TEXT_GROWTH,
     )
 
 
@@ -145,7 +145,7 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
     ensure(len(set(ids)) >= size, "{where}: two tokens have the same id.", where=where)
     for id in (min(ids, default=0), max(ids, default=0)):
         ensure(
-            0 <= id < size + limits.MAX_VOCABULARY_HOLES,
+            0 <= id < size + untrusted.MAX_VOCABULARY_HOLES,
             "{where}: a token has the id {id:,} in a vocabulary of {size:,}; it is damaged.",
             where=where,
             id=id,
@@ -155,11 +155,11 @@ def check_ids(vocab: Mapping[str, Any], where: str) -> None:
 
 def _check_size(vocab: Sized, where: str) -> None:
     ensure(
-        len(vocab) <= limits.MAX_VOCABULARY_TOKENS,
+        len(vocab) <= untrusted.MAX_VOCABULARY_TOKENS,
         "{where} has a vocabulary of {count:,} tokens; up to {most:,} are read.",
         where=where,
         count=len(vocab),
-        most=limits.MAX_VOCABULARY_TOKENS,
+        most=untrusted.MAX_VOCABULARY_TOKENS,
     )
 
 
@@ -211,11 +211,11 @@ def _check_patterns(part: Any, where: str) -> None:
     for key, value in part.items() if isinstance(part, dict) else enumerate(_listed(part)):
         size = len(value) if key == "Regex" and isinstance(value, str) else 0
         ensure(
-            size <= limits.MAX_TOKENIZER_REGEX_CHARACTERS,
+            size <= untrusted.MAX_TOKENIZER_REGEX_CHARACTERS,
             "{where} has a regular expression of {size:,} characters; up to {most:,} are read.",
             where=where,
             size=size,
-            most=limits.MAX_TOKENIZER_REGEX_CHARACTERS,
+            most=untrusted.MAX_TOKENIZER_REGEX_CHARACTERS,
         )
         if key not in ("model", "added_tokens") and isinstance(value, dict | list):
             _check_patterns(value, where)

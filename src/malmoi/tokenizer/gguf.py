@@ -13,8 +13,7 @@ from tokenizers import Regex, Tokenizer as Rust, models, normalizers, pre_tokeni
 
 from malmoi.errors import UsageError, ensure, nearest
 from malmoi.messages import msg
-from malmoi.system.limits import shown
-from malmoi.system.untrusted import JsonObject
+from malmoi.system.untrusted import JsonObject, shown
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import panics_explained
 from malmoi.tokenizer.core import Tokenizer

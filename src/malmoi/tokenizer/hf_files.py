@@ -6,8 +6,13 @@ from tokenizers import Tokenizer as Rust
 
 from malmoi.errors import MalmoiError, ensure, required
 from malmoi.messages import msg
-from malmoi.system.limits import shown
-from malmoi.system.untrusted import parse_object, read_object, read_optional_object, read_text
+from malmoi.system.untrusted import (
+    parse_object,
+    read_object,
+    read_optional_object,
+    read_text,
+    shown,
+)
 from malmoi.tokenizer import pipeline, sentencepiece_model
 from malmoi.tokenizer.checks import check_ids, check_state, panics_explained
 from malmoi.tokenizer.hf_settings import (

@@ -10,12 +10,14 @@ from tokenizers import Tokenizer as Rust
 from malmoi.errors import MalmoiError
 from malmoi.messages import msg
 from malmoi.system.files import atomic_write, output_folder, write_text
-from malmoi.system.limits import (
+from malmoi.system.untrusted import (
     MAX_TEMPLATE_CHARACTERS,
     MAX_TOKEN_CHARACTERS,
     MAX_VOCABULARY_TOKENS,
+    JsonObject,
+    read_optional_object,
+    read_text,
 )
-from malmoi.system.untrusted import JsonObject, read_optional_object, read_text
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.pipeline import MARIAN_FILES, SPECIAL_ROLES, State
 

@@ -21,9 +21,8 @@ from typing import Any, Literal, NamedTuple
 from tokenizers import AddedToken, Tokenizer as Rust, decoders, models, normalizers, pre_tokenizers
 
 from malmoi.errors import ensure, explained
-from malmoi.system.limits import MAX_VOCABULARY_TOKENS
 from malmoi.system.packages import optional_package
-from malmoi.system.untrusted import read_bytes
+from malmoi.system.untrusted import MAX_VOCABULARY_TOKENS, read_bytes
 from malmoi.tokenizer import pipeline
 from malmoi.tokenizer.checks import check_growth, longest_replacement
 from malmoi.tokenizer.chunks import MARK, Offsets

@@ -17,8 +17,8 @@ from malmoi.errors import require_that
 from malmoi.messages import logger, msg, plural
 from malmoi.model import count_parameters, preset
 from malmoi.report.chart import short_number
-from malmoi.system.limits import format_size
 from malmoi.system.machine import this_machine
+from malmoi.system.untrusted import format_size
 from malmoi.text.documents import DocumentReader, require_documents
 from malmoi.text.sentences import split_sentences
 from malmoi.tokenizer import Tokenizer, train_tokenizer

@@ -25,8 +25,7 @@ from malmoi.messages import msg
 from malmoi.model import Network
 from malmoi.settings import field_types
 from malmoi.system.files import explain_disk_errors, file_checksum, flush_to_disk, write_text
-from malmoi.system.limits import MAX_SIZE
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import MAX_SIZE, JsonObject, read_object
 from malmoi.training.parallel import ProcessGroup, cuts, local_part, row_order
 
 STATE_FORMAT = 1

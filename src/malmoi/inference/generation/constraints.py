@@ -11,7 +11,7 @@ from torch import Tensor
 from malmoi.errors import ensure, require_that
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.messages import msg
-from malmoi.system.limits import MAX_SIZE, check_whole_number
+from malmoi.system.untrusted import MAX_SIZE, check_whole_number
 from malmoi.tokenizer import Tokenizer
 
 

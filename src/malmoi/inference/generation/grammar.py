@@ -22,7 +22,7 @@ from malmoi.errors import MalmoiError, UsageError, first_line, require_that
 from malmoi.inference.generation.constraints import Constraint, require_some
 from malmoi.inference.generation.token_bytes import all_token_bytes
 from malmoi.messages import msg
-from malmoi.system.limits import (
+from malmoi.system.untrusted import (
     MAX_CHOICE_CHARACTERS,
     MAX_CHOICES,
     MAX_REGEX_CHARACTERS,

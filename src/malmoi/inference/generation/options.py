@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from malmoi.errors import require, require_that
 from malmoi.settings import option, require_bounds, setting
-from malmoi.system.limits import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
+from malmoi.system.untrusted import MAX_BEAMS, MAX_CONTINUATIONS, MAX_SEED, MAX_SIZE, MIN_SEED
 
 if TYPE_CHECKING:
     from malmoi.inference.generation.constraints import Constraint

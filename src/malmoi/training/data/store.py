@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from malmoi.errors import MalmoiError, ensure, explained
-from malmoi.system.limits import MAX_SIZE, shown
-from malmoi.system.untrusted import JsonObject, read_object
+from malmoi.system.untrusted import MAX_SIZE, JsonObject, read_object, shown
 
 STORE_FORMAT = 1
 
