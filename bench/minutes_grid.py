@@ -1,15 +1,16 @@
 """The rule of `pretrain gpt` beside a grid of its neighbours and nanoGPT, at fixed minutes.
 
     malmoi bench minutes_grid shakespeare tinyshakespeare.txt --out OUT [--minutes 3]
-        [--cores 4-15] [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0]
+        [--cores 4-15] [--each 2] [--set NAME=VALUE] [--only rule,wider] [--seed 0] [--beside]
     malmoi bench minutes_grid text-5 books.txt.xz reviews.txt.xz --out OUT --minutes 2 \
         --device cuda --each 4 [--nanogpt DIR --gpt2 DIR]
 
 Every cell is a process of its own on `--each` cores of `--cores`, as many at a time as fit; on a
 GPU they share the card, and the rule measures its share. The neighbours change one choice of the
 rule each and keep the others as they were made here. Text and judge are those of a record. `--set`
-changes the rule and with it every cell. A cell in OUT is not run again. Linux only: cores are
-pinned.
+changes the rule and with it every cell. A cell in OUT is not run again. `--beside` trains the rule
+once more with every cell, at the same time, for machines whose speed changes within the hour. Linux
+only: cores are pinned.
 
 `--nanogpt` is a copy of karpathy/nanoGPT, whose train.py runs as it is with its defaults (12 × 768)
 and GPT-2's tokenizer (`--gpt2`, a folder with tokenizer.json). It has no clock: a few steps are
@@ -33,6 +34,7 @@ from _shared import benchmark_parser, core_groups, run_jobs, start_mps
 START_SECONDS = 300  # beyond the minutes: imports, vocabulary, compilation, judging
 ADAMW_RATE = 0.002  # for all weights
 TIMED_STEPS = 12  # of nanoGPT; the first half is not counted
+RULE = "rule"
 Settings = dict[str, Any]
 
 
@@ -60,7 +62,7 @@ def neighbours(choice: dict[str, Any]) -> dict[str, tuple[str, Settings]]:
         "dropout + 0.1": {"model.dropout": round(model["dropout"] + 0.1, 2)},
         "double context": {"model.context": 2 * context, "train.batch": train["batch"] // 2},
     }
-    grid: dict[str, tuple[str, Settings]] = {"rule": ("gpt", {})}
+    grid: dict[str, tuple[str, Settings]] = {RULE: ("gpt", {})}
     grid |= {name: ("gpt", chosen | settings) for name, settings in cells.items()}
     # another vocabulary has another number of tokens, so that the rest follows from it
     vocab = choice["tokenizer"]["vocab"]
@@ -268,14 +270,20 @@ def run_grid(given: argparse.Namespace) -> None:
     names = [name.strip() for name in given.only.split(",") if name.strip()] or list(jobs)
     if unknown := [name for name in names if name not in jobs]:
         raise SystemExit(f"There is no cell {unknown[0]!r}: {', '.join(jobs)}.")
-    chosen = {name: jobs[name] for name in names}
-    rows = run_jobs(run_cell, chosen, given.out, lanes=lanes, fresh=True, limit=limit)
+    twins = {f"{RULE}, beside {n}": n for n in names if n != RULE} if given.beside else {}
+    for twin in twins:
+        jobs[twin] = {**jobs[RULE], "out": str(given.out / twin.replace(" ", "-"))}
+    rows: dict[str, dict[str, Any]] = {}
+    for together in twins.items() or [names]:
+        some = {name: jobs[name] for name in together}
+        rows |= run_jobs(run_cell, some, given.out, lanes=lanes, fresh=True, limit=limit)
     print_rows(rows, track.judge)
     judged = {name: row["figure"] for name, row in rows.items() if "figure" in row}
-    if "rule" in judged:
-        best = min(judged, key=lambda cell: judged[cell])
-        above = judged["rule"] / judged[best] - 1
-        print(f"rule {judged['rule']:.4f}, best {judged[best]:.4f} ({best}): {above:.1%} above it")
+    pairs = twins.items() or [(RULE, name) for name in names]
+    gaps = [(judged[a], judged[b], b) for a, b in pairs if {a, b} <= judged.keys()]
+    if gaps:
+        ours, best, cell = max(gaps, key=lambda gap: gap[0] / gap[1])
+        print(f"rule {ours:.4f}, best {best:.4f} ({cell}): {ours / best - 1:.1%} above it")
     machine = machine_of(given.device)
     print(f"{time.perf_counter() - began:.0f} s on {machine}, {len(lanes)} at a time")
 
@@ -290,12 +298,15 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=2, help="cores of a cell [2]")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--only", default="", metavar="CELL,…", help="these cells alone")
+    parser.add_argument("--beside", action="store_true", help="every cell at once with the rule")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--nanogpt", type=Path, metavar="DIR")
     parser.add_argument("--gpt2", type=Path, metavar="DIR", help="GPT-2's tokenizer, for nanoGPT")
     parser.add_argument("--nanogpt-set", action="append", default=[], metavar="NAME=VALUE")
     given = parser.parse_args()
+    if given.beside and len(core_groups(given.cores, given.each)) != 2:
+        parser.error("--beside needs the cores of two cells: --cores 0-1 --each 1")
     if given.nanogpt and not given.gpt2:
         parser.error("nanoGPT needs GPT-2's tokenizer: --gpt2 DIR")
     run_grid(given)
