@@ -525,8 +525,10 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
     """The settings that follow from the size, by name."""
     batch = max(4, int(2 ** round(math.log2(batch_tokens(size.tokens, device) / size.row))))
     steps = max(1, size.tokens // (batch * size.row))
-    model = {f"model.{name}": value for name, value in size.model.to_dict().items()}
-    settings: dict[str, Any] = {
+    # on a processor rows are padded, unless most of each would be padding (docs/lab.md)
+    packed = device == "cpu" and 2 * size.row <= size.model.context
+    return {
+        **{f"model.{name}": value for name, value in size.model.to_dict().items()},
         "model.dropout": dropout_for(kind, size.epochs),
         "tokenizer.vocab": size.model.vocab,
         "data.valid": held_out_share(text),
@@ -540,11 +542,8 @@ def _settings(kind: Kind, size: SizeChoice, text: TextSize, device: str) -> dict
         "train.fit_batch": not _short_rows(size),
         "train.muon_decay": muon_decay_for(size.epochs),
         "train.valid_every": max(50, steps // 4),
+        **({"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)} if packed else {}),
     }
-    # on a processor rows are padded, unless most of each would be padding (docs/lab.md)
-    if device == "cpu" and 2 * size.row <= size.model.context:
-        settings |= {"data.packed": True, "train.micro": max(1, PACKED_PASS // size.row)}
-    return model | settings
 
 
 def _short_rows(size: SizeChoice) -> bool:
