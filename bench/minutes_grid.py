@@ -283,7 +283,8 @@ def run_grid(given: argparse.Namespace) -> None:
     gaps = [(judged[a], judged[b], b) for a, b in pairs if {a, b} <= judged.keys()]
     if gaps:
         ours, best, cell = max(gaps, key=lambda gap: gap[0] / gap[1])
-        print(f"rule {ours:.4f}, best {best:.4f} ({cell}): {ours / best - 1:.1%} above it")
+        above = max(0.0, ours / best - 1)
+        print(f"rule {ours:.4f}, {cell} {best:.4f}: at most {above:.1%} above any cell")
     machine = machine_of(given.device)
     print(f"{time.perf_counter() - began:.0f} s on {machine}, {len(lanes)} at a time")
 
