@@ -69,8 +69,13 @@ def test_a_terminal_has_one_line_that_is_updated() -> None:
 @pytest.mark.parametrize(
     ("event", "left", "line"),
     [
-        (Progress("encode", 1200, None, "documents"), None, "encode 1,200 documents"),
-        (Progress("read and clean", 0, None, "shards"), None, "read and clean"),
+        (Progress("encode", 1200, None, "documents"), None, "Encode 1,200 documents"),
+        (
+            Progress("encode", 6, None, "documents", {"tokens": 2315671, "megabytes": 9.08}),
+            None,
+            "Encode 6 documents  2,315,671 tokens  9 MB",
+        ),
+        (Progress("read and clean", 0, None, "shards"), None, "Read and clean"),
         (Progress("dedup", 1, 1, "shards"), None, f"{'━' * 16} 100%  dedup 1/1 shard"),
         (
             Progress("pretrain", 30, 60, "seconds", {"step": 1200, "loss": 2.5}),

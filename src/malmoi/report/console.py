@@ -16,6 +16,11 @@ from malmoi.system.progress import VALIDATE, Progress, listening
 SECONDS_BETWEEN_LINES = 5.0  # where there is no terminal
 SECONDS_BETWEEN_UPDATES = 0.1  # on a terminal
 SECONDS_BETWEEN_TICKS = 0.5
+AMOUNTS = {
+    "tokens": "{value:,.0f} tokens",
+    "megabytes": "{value:,.0f} MB",
+    "utilization": "{value:.0%} of the machine",
+}
 LOGGER = logging.getLogger("malmoi")
 
 
@@ -169,7 +174,7 @@ def progress_line(event: Progress, seconds_left: float | None, columns: int | No
     parts += [_metric(*one) for one in event.metrics.items()]
     while columns and len(parts) > 1 and _cells("  ".join(parts)) > columns:
         parts.pop()
-    return "  ".join(parts)
+    return (line := "  ".join(parts))[:1].upper() + line[1:]
 
 
 def _cells(text: str) -> int:
@@ -191,13 +196,13 @@ def _amount(event: Progress) -> str:
 
 
 def _metric(name: str, value: float) -> str:
-    """loss 3.214, 12,300 tokens/s, 41% of the machine."""
-    words = name.replace("_", " ")
+    """loss 3.214, 1,200,000 tokens, 9 MB, 12,300 tokens/s, 41% of the machine."""
+    words = name.replace("_", " ").replace("megabytes", "MB")
     if name.endswith("_per_second"):
         shown = f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
         return f"{shown} {translate(words.removesuffix(' per second'))}/s"
-    if name == "utilization":
-        return translate(msg("{value:.0%} of the machine", value=value))
+    if name in AMOUNTS:
+        return translate(msg(AMOUNTS[name], value=value))
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
     return translate(msg(words + " {value}", value=shown))
 
@@ -211,5 +216,4 @@ def format_duration(seconds: float) -> str:
 
 def progress_bar(share: float, width: int = 24) -> str:
     """A share of 1 as a bar of this many characters."""
-    full = int(min(1.0, share) * width)
-    return "━" * full + "─" * (width - full)
+    return ("━" * int(min(1.0, share) * width)).ljust(width, "─")
