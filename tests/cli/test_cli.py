@@ -160,6 +160,21 @@ def test_generate_takes_the_options_of_python(call: Call, gpt: Path, what: str) 
     assert call(*same) == Done(0, f"{written}\n", "")
 
 
+def test_a_default_folder_is_for_one_text(call: Call, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my.book.txt").write_text(f"{name} the state of the union\n" * 400)
+    few = ("--steps", 2, "--set", "model.width=32", "--set", "model.heads=2")
+    with contextlib.chdir(tmp_path):
+        assert call("pretrain", "gpt-char", "a/my.book.txt", *few).code == 0
+        again = call("pretrain", "gpt-char", tmp_path / "a" / "my.book.txt", *few)
+        assert again.code == 0
+        assert "runs/my.book" in again.err
+        other = ("pretrain", "gpt-char", "b/my.book.txt", *few)
+        refused(call(*other), 2, "runs/my.book holds a model of other text", "a/my.book.txt")
+        assert call(*other, "--out", "runs/b").code == call(*other, "--overwrite").code == 0
+
+
 def test_score_and_perplexity(call: Call, gpt: Path, workdir: Path) -> None:
     import malmoi
 
@@ -184,6 +199,7 @@ def test_score_and_perplexity(call: Call, gpt: Path, workdir: Path) -> None:
     book.write_bytes(gzip.compress(f"{TEXTS[0]}\n".encode()))
     same = call("perplexity", "--model", gpt, book, TEXTS[0]).out.splitlines()
     assert same[0] == same[1]
+    refused(call("perplexity", "--model", gpt, "no-book.txt"), 2, "There is no file")
     assert call("score", "--model", gpt, "only a context").code == 2
     assert "no tab" in call("score", "--model", gpt, stdin="no tab here").err
 
@@ -664,6 +680,7 @@ def test_predict_writes_every_row_of_a_file(call: Call, classifier: Path, tmp_pa
     assert isinstance(json.loads(lines[0])["score"], float)
     refused(call(*same, "-o", tmp_path / "new.jsonl"), 2, "--overwrite")
     refused(call(*same[:-1], "words", "--overwrite"), 2, "Did you mean 'words of it'?")
+    refused(call("embed", data), 2, "holds rows: --out")
     text = tmp_path / "lines.txt"
     text.write_text("the state\nof the union\n", "utf-8")
     refused(call("predict", "-m", classifier, text), 2, "has lines, not columns")

@@ -322,6 +322,9 @@ def test_custom_columns_in_any_file(tmp_path: Path) -> None:
     assert load_examples(custom_task("tagging", text="words", label="tags"), tagged).rows[
         0
     ].label == ("O", "B-X")
+    listed = write(tmp_path / "l.csv", """words,tags\n"['New York', 'is']","['B-X' 'O']"\n""")
+    (row,) = load_examples(custom_task("tagging", text="words", label="tags"), listed).rows
+    assert (row.words, row.label) == (("New York", "is"), ("B-X", "O"))
     choices = write(tmp_path / "c.csv", "q,a,b,right\nwho?,me,you,1\n")
     assert load_examples(
         custom_task("choice", text="q", label="right", choices=("a", "b")), choices
@@ -660,6 +663,8 @@ def test_a_public_format_is_recognised_without_a_name(tmp_path: Path) -> None:
     tagged = tmp_path / "mine.txt"
     tagged.write_text("Seoul B-LOC\nis O\n\nKim B-PER\nsaid O\n", "utf-8")
     assert guess_task(None, tagged)[0].name == guess_task("tagging", tagged)[0].name == "conll2003"
+    tagged.write_text("Seoul B-LOC\nis\n\nKim B-PER\nsaid O\n", "utf-8")
+    assert guess_task(None, tagged)[0].name == "conll2003"  # which names the bad line
     for field, name in (("", "squad"), (', "is_impossible": false', "squad2")):
         nested = tmp_path / f"{name}.json"
         asked = f'{{"qas": [{{"id": "1"{field}}}], "context": "Seoul"}}'

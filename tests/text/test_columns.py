@@ -68,6 +68,12 @@ def test_lists_are_tags_or_several_labels(tmp_path: Path) -> None:
     tags = tmp_path / "tags.jsonl"
     tags.write_text('{"text": "Alice lives", "label": ["B-PER", "O"]}\n' * 3, "utf-8")
     assert guess_columns([tags]).kind == "tagging"
+    spaced = [{"sentence": "Alice lives in Seoul", "tags": "B-PER O O B-LOC"}] * 3
+    assert guess_columns(spaced).kind == "tagging"
+    written = [{"tokens": "['New York', 'is']", "ner_tags": "['B-LOC' 'O']"}] * 3
+    assert guess_columns(written).describe() == "tagging: text = tokens, label = ner_tags"
+    answers = [{"text": "is it so", "label": "O"}, {"text": "or not so", "label": "X"}]
+    assert guess_columns(answers * 3).kind == "classification"
     several = tmp_path / "several.jsonl"
     several.write_text('{"text": "a long question", "label": ["x"]}\n' * 3, "utf-8")
     assert guess_columns([several]).kind == "multilabel"

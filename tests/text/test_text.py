@@ -284,6 +284,10 @@ def test_folders_globs_and_standard_input(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "sub/c.txt", "sub/skip.bin", ".hidden.txt"):
         (tmp_path / name).write_text(name)
     assert texts(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
+    for name in ("runs/text/recipe.json", "runs/text/merges.txt", "runs/text/data/sources.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)  # a model in the folder of its text
+    assert texts(tmp_path) == ["a.txt", "b.txt", "sub/c.txt"]
     assert texts(tmp_path / "*.txt", tmp_path / "a.txt") == [".hidden.txt", "a.txt", "b.txt"]
     assert texts(tmp_path / "**" / "c.*") == ["sub/c.txt"]
     with chdir(tmp_path):

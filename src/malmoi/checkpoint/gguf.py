@@ -31,7 +31,6 @@ from malmoi.system.untrusted import shown
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 TEXT_TYPE = 8
@@ -126,7 +125,7 @@ class GGUFFile:
 
     def _header(self, cursor: Cursor) -> tuple[int, int]:
         ensure(
-            bytes(cursor.take(4)) == MAGIC,
+            bytes(cursor.take(4)) == b"GGUF",
             "{path} is no GGUF file: it does not begin with GGUF.",
             path=self.path,
         )

@@ -23,7 +23,6 @@ from malmoi.system.untrusted import (
 
 MODULES_FILE = "modules.json"
 POOLING_FOLDER = "1_Pooling"
-NORMALIZE_FOLDER = "2_Normalize"
 LENGTH_FILE = "sentence_bert_config.json"
 PooledTokens = Literal["mean", "first", "last"]
 # our names by theirs; older versions write a flag for each mode, newer ones the mode's name
@@ -105,7 +104,7 @@ def write_sentence_pooling(pooling: SentencePooling | None, folder: Path, width:
         (folder / MODULES_FILE).unlink(missing_ok=True)
         return
     names = {"Transformer": "", "Pooling": POOLING_FOLDER}
-    names |= {"Normalize": NORMALIZE_FOLDER} if pooling.normalize else {}
+    names |= {"Normalize": "2_Normalize"} if pooling.normalize else {}
     modules = [
         {"idx": i, "name": str(i), "path": at, "type": f"sentence_transformers.models.{name}"}
         for i, (name, at) in enumerate(names.items())

@@ -29,11 +29,10 @@ TWICE = Via(lambda used, copy: used, lambda t, c: (t, t.clone()))
 THRICE = Via(lambda used, *copies: used, lambda t, c: (t, t.clone(), t.clone()))
 
 
-def _split_heads(t: Tensor, c: ModelConfig) -> tuple[Tensor, ...]:
-    return tuple(t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)]))
-
-
-SPLIT_HEADS = Via(lambda *ts: torch.cat(ts), _split_heads)  # separate query, key and value
+SPLIT_HEADS = Via(  # separate query, key and value
+    lambda *ts: torch.cat(ts),
+    lambda t, c: tuple(t.split([n * c.size_per_head for n in (c.heads, c.key_heads, c.key_heads)])),
+)
 
 
 class TensorRule(NamedTuple):

@@ -12,7 +12,7 @@ from malmoi.errors import UsageError, explained, require_that
 from malmoi.inference.generation.options import ConstraintOptions, GenerationConfig
 from malmoi.pair import BERT, GPT
 from malmoi.report.console import progress_bar
-from malmoi.system.paths import names_file
+from malmoi.system.paths import names_file, require_path
 from malmoi.system.untrusted import read_object
 
 if TYPE_CHECKING:
@@ -288,10 +288,12 @@ def perplexity_command(
 def _of_file(text: str) -> str:
     """The text of a file that is named, else the text itself."""
     from malmoi.text.lines import refuse_bad_lines, whole_text
+    from malmoi.text.sources import format_of
 
-    if not names_file(text):
-        return text
     path = Path(text)
+    if not names_file(text) and (len(text.split()) > 1 or not format_of(path)):
+        return text
+    require_path(path)
     return whole_text(path, refuse_bad_lines(path)).rstrip("\r\n")
 
 

@@ -89,8 +89,7 @@ def predict_command(
     names = [name.strip() for name in (labels or "").split(",") if name.strip()]
     _check(model, names, paired=paired or "pair" in columns or bool(choices))
     opened = partial(cli.open_model, model, loading, BERT)
-    if data is None and texts and len(texts) == 1 and _names_file(texts[0]):
-        data = Path(texts[0])
+    data = _rows_file(texts, data)
     if data is not None:
         write_rows(
             lambda: predictions(opened(), names, loading.get("dtype")),
@@ -173,9 +172,11 @@ def _line(text: Any, answer: Any, *, scored: bool) -> str:
     return "\t".join((prediction, *([] if written is None else [written]), shown))
 
 
-def _names_file(text: str) -> bool:
-    """Whether a text is a file name: an existing file, or one word with a known suffix."""
-    return names_file(text) or (len(text.split()) == 1 and has_rows(Path(text)))
+def _rows_file(texts: list[str] | None, data: Path | None) -> Path | None:
+    """--data, or the only text where it is a file, or one word with a known suffix."""
+    (text,) = texts if texts and len(texts) == 1 and data is None else ("",)
+    named = names_file(text) or (len(text.split()) == 1 and has_rows(Path(text)))
+    return Path(text) if named else data
 
 
 # ------------------------------------------------------------------ rows of a file
@@ -257,7 +258,7 @@ def table_source(
     ensure(first, "There are no rows in {data}.", data=data)
     require_that(
         ".txt" not in data.suffixes or len(first[0]) != 1,
-        "{data} has lines, not columns; to predict its lines: malmoi predict -m DIR < {data}",
+        "{data} has lines, not columns; lines are read from standard input: … < {data}",
         data=data,
     )
     for name in added:
@@ -382,8 +383,11 @@ def embed_command(
         "--out stores one vector per text, but --pool none gives one per token: use --json.",
     )
     opened = partial(cli.open_model, model, loading, BERT)
-    if data:
-        out = required(out, "--data needs --out, where the rows are written with their vectors.")
+    data = _rows_file(texts, data)
+    if data is not None:
+        out = required(
+            out, "{data} holds rows: --out names the file for them and their vectors.", data=data
+        )
         options = {"layers": list(chosen), "pool": pool, "dtype": loading.get("dtype")}
         write_rows(
             lambda: _vectors(opened(), options, truncate=truncate),

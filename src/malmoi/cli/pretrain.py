@@ -1,6 +1,7 @@
 """`malmoi pretrain`: train a model from raw text."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from malmoi.messages import joined, msg, plural
 from malmoi.system.paths import require_path, similar_path
 from malmoi.system.storage import address
 from malmoi.system.untrusted import format_size, read_object
+from malmoi.text.lines import uncompressed_name
 from malmoi.training.recipe import BUDGETS, TrainConfig
 from malmoi.training.recipes import RECIPES, SIZED, resolve_recipe
 
-DEFAULT_RECIPE = "gpt"  # sized by the text, the minutes and the machine
 DEFAULT_MINUTES = 3.0  # the default budget
 SCHEMES = ("builtin:", "hf:")
 NEXT_COMMANDS = {  # by what was trained; others generate or are fine-tuned
@@ -65,7 +66,7 @@ def pretrain_command(
     named, sources = recipe_and_sources(words, data)
     if "data.text" not in changes:
         changes |= _guessed_column(sources)
-    recipe = named or DEFAULT_RECIPE
+    recipe = named or "gpt"  # sized by the text, the minutes and the machine
     if recipe in SIZED and not {f"train.{name}" for name in BUDGETS} & changes.keys():
         changes["train.minutes"] = DEFAULT_MINUTES
     cli.load_torch()
@@ -73,7 +74,7 @@ def pretrain_command(
         return _print_size(recipe, sources, {**changes, **origin}, json)
     if dry_run:
         return _print_estimate(recipe, changes, origin, json)
-    folder = out or Path("runs") / (Path(sources[0].split(":")[-1]).name.split(".")[0] or "text")
+    folder = out or _default_folder(sources, anew=overwrite)
     if named is None or out is None:
         shown = {n: f"{v:.3g}" if isinstance(v, float) else v for n, v in changes.items()}
         chosen = msg("recipe = {recipe}, out = {folder}", recipe=recipe, folder=folder)
@@ -84,6 +85,25 @@ def pretrain_command(
     run_pretraining(recipe, data=sources, out=folder, **changes)
     if os.environ.get("RANK", "0") == "0":
         _print_run(folder, json)
+
+
+def _default_folder(sources: Sequence[str], *, anew: bool) -> Path:
+    """runs/ and the name of the text; refuses a run of another text that has the same name."""
+    from malmoi.text.sources import READERS
+    from malmoi.training.prepare import SOURCES, whole_names
+
+    name = uncompressed_name(Path(sources[0].split(":")[-1]))
+    bare = name.stem if name.suffix in READERS else name.name
+    folder = Path("runs") / (re.sub(r"[*?\[\]]", "", bare).strip("-.") or "text")
+    before = (folder / SOURCES).read_text("utf-8") if (folder / SOURCES).is_file() else ""
+    require_that(
+        anew or before in ("", whole_names(sources)),
+        "{folder} holds a model of other text ({before}): --out NAME gives this one a folder of "
+        "its own; --out {folder} goes on with that model, --overwrite discards it.",
+        folder=folder,
+        before=", ".join(before.split("\n")),
+    )
+    return folder
 
 
 def _guessed_column(sources: Sequence[str]) -> dict[str, str]:

@@ -292,12 +292,8 @@ def _separated(rows: Iterable[Row], delimiter: str) -> str:
 
 
 def _write_lines(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:
-    for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False, default=_plain).encode() + b"\n")
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    told: Any = {"ensure_ascii": False, "default": lambda v: getattr(v, "tolist", v.__str__)()}
+    file.writelines(f"{json.dumps(row, **told)}\n".encode() for row in rows)
 
 
 def _write_parquet(file: IO[bytes], rows: Iterable[Row], data: Path) -> None:

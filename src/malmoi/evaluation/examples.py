@@ -209,7 +209,7 @@ def unseen_labels(task: Task, examples: Sequence[Example], known: Collection[str
             "{rows} with the label {name!r}{more}, which no training row has.",
             rows=plural(count, "evaluation row"),
             name=name,
-            more=msg(" (and {n} other labels)", n=n) if n else "",
+            more=msg(" (and {others})", others=plural(n, "other label")) if n else "",
         )
 
 

@@ -1,6 +1,5 @@
 """The task of some rows: named, guessed from their columns, or the one a model was tuned for."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from malmoi.inference import Model
 from malmoi.inference.predict import Predictor
 from malmoi.messages import logger
 from malmoi.system.untrusted import read_object
-from malmoi.text.columns import GuessedColumns, first_rows, guess_columns
+from malmoi.text.columns import TAG, GuessedColumns, first_rows, guess_columns
 from malmoi.text.lines import read_sample
 from malmoi.text.records import column_named
 from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, is_files, text_lines
@@ -29,13 +28,13 @@ from malmoi.text.rows import BadRow, RowSource, any_rows, file_list, has_rows, i
 FORMATS = frozenset((".json", ".txt", ".tsv", ".conll", ".bio", ".iob"))
 HEAD_LINES = 50  # read to recognise a format
 HEAD_CHARACTERS = 100_000
-TAG = re.compile(r"O|[BIESLU][-_]\S+")
 # common names of such columns, most likely first
 ANCHOR_NAMES = ("anchor", "query", "question", "sentence1", "sentence_a", "premise", "text")
 POSITIVE_NAMES = ("positive", "pos", "pair", "sentence2", "sentence_b", "hypothesis", "answer")
 NEGATIVE_NAMES = ("negative", "neg")
 SCORE_NAMES = ("score", "similarity", "similarity_score", "label")
-GUESSED_KINDS = ("classification", "multilabel", "regression", "writing")  # others name theirs
+# others name their columns
+GUESSED_KINDS = ("classification", "multilabel", "regression", "tagging", "writing")
 
 
 def task_on_columns(name: str, **columns: Any) -> Task:
@@ -88,7 +87,7 @@ def _similarity_task(found: GuessedColumns, data: RowSource) -> Task:
     """A task on the columns of sentence pairs; without a second column on plain text."""
     given = dict(text=found.text, pair=found.pair, label=found.label)
     task = task_on_columns(found.kind, **given, choices=found.negatives or None)
-    return replace(task, rows=language_modelling.line_rows) if _is_plain_text(data) else task
+    return replace(task, rows=language_modelling.line_rows) if is_plain_text(data) else task
 
 
 def similarity_columns_of(
@@ -96,7 +95,7 @@ def similarity_columns_of(
 ) -> GuessedColumns:
     """The kind of these rows and their columns; a score makes it a similarity unless `ranked`."""
     given = {name: value for name, value in columns.items() if value is not None}
-    if _is_plain_text(data):
+    if is_plain_text(data):
         return GuessedColumns("retrieval", "text", None)
     names = list(first_rows(data, (given.get(name) for name in ("text", "pair", "label")))[0])
 
@@ -119,7 +118,7 @@ def similarity_columns_of(
     return GuessedColumns("retrieval", text, None, pair, negatives=choices).among(names)
 
 
-def _is_plain_text(data: RowSource) -> bool:
+def is_plain_text(data: RowSource) -> bool:
     """Whether the data are text files whose first line has no columns."""
     return is_files(data) and all(
         ".txt" in path.suffixes and "\t" not in next(text_lines(path), (0, ""))[1]
@@ -149,8 +148,10 @@ def _squad_format(begin: str) -> str | None:
 def _tag_format(begin: str) -> str | None:
     lines = (line for line in begin.split("\n", HEAD_LINES)[:HEAD_LINES] if line.strip())
     words = [line.split() for line in lines if not line.startswith(spans.DOCUMENT_MARK)]
-    tagged = all(len(line) > 1 and TAG.fullmatch(line[-1]) for line in words)
-    return "conll2003" if len(words) > 1 and tagged else None
+    tags = list(filter(TAG.fullmatch, (line[-1] for line in words if line[1:])))
+    # a word without its tag is named where the file is read; answers of "O" and "X" are no tags
+    untagged = len(words) // 2 if "-" in "".join(tags) else 0
+    return "conll2003" if len(words) > 1 and len(words) - len(tags) <= untagged else None
 
 
 def tuned_task(model: Model) -> str | None:

@@ -180,11 +180,6 @@ def _fit_writing(task: Task, examples: Sequence[Example], tokenizer: Tokenizer) 
     return replace(task, max_answer_tokens=longest + longest // 4 + SPARE_TOKENS)
 
 
-def _in_order(label: Any, labels: Sequence[str]) -> tuple[str, ...]:
-    """Sorts a label set in the model's order; unknown labels come last."""
-    return (*(n for n in labels if n in label), *(n for n in label if n not in labels))
-
-
 # ------------------------------------------------------------------ the kinds
 
 
@@ -231,7 +226,8 @@ MULTILABEL = HeadKind(
     compare=compare_scores(losses.class_scores, binary_divergence),
     predict=features.predict_label_sets,
     classes=lambda label: label,
-    gold=_in_order,
+    # in the model's order, unknown labels last
+    gold=lambda label, labels: tuple(dict.fromkeys([n for n in labels if n in label] + [*label])),
     choose=features.choose_label_thresholds,
     decide=features.decide_labels,
     thresholds=lambda rows: True,

@@ -218,7 +218,7 @@ def tag_row(by: columns, row: DataRow) -> Example:
 
 
 def _listed(row: DataRow, name: str) -> tuple[str, ...]:
-    value: Any = row[name]
+    value: Any = as_list(row[name])
     return tuple(map(str, value)) if isinstance(value, list) else tuple(row.text(name).split())
 
 

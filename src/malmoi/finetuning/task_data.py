@@ -26,7 +26,7 @@ from malmoi.evaluation.examples import (
     unseen_labels,
 )
 from malmoi.evaluation.features import FeatureView, TrainingItem
-from malmoi.evaluation.guess import published_format
+from malmoi.evaluation.guess import is_plain_text, published_format
 from malmoi.evaluation.kinds import (
     TAGGING,
     HeadKind,
@@ -49,7 +49,6 @@ from malmoi.model.heads import LABEL_HEADS
 from malmoi.settings import Config
 from malmoi.system.machine import per_device
 from malmoi.system.paths import require_path
-from malmoi.text.lines import uncompressed_name
 from malmoi.text.rows import RowSource, text_lines
 from malmoi.tokenizer.extend import unknown_note
 from malmoi.training.device import choose_execution
@@ -449,7 +448,7 @@ def read_unlabelled(task: Task, settings: FinetuneConfig, device: str) -> Rows:
     found: list[Example] = []
     for path in map(Path, settings.unlabelled):
         require_path(path)
-        if _has_lines(path):
+        if is_plain_text(path) and published_format(TAGGING.name, path) is None:
             require_that(
                 "{pair}" not in task.prompt,
                 "{path} has one text a line, and a row here has two: give a table of both.",
@@ -484,15 +483,6 @@ def _as_written(task: Task, path: Path) -> Task:
     if known := published_format(TAGGING.name, path):
         return named_task(known)
     return task if read_columns(task) else custom_task(TAGGING.name)
-
-
-def _has_lines(path: Path) -> bool:
-    """Whether a file is plain text, not a table and not a word a line."""
-    return (
-        uncompressed_name(path).suffix == ".txt"
-        and "\t" not in next(text_lines(path), (0, ""))[1]
-        and published_format(TAGGING.name, path) is None
-    )
 
 
 def _check_training_labels(task: Task, rows: Rows, judged: Rows) -> None:

@@ -155,7 +155,7 @@ def label_words(labels: LabelWords) -> dict[str, str]:
     words = dict(labels if isinstance(labels, Mapping) else map(_with_words, labels))
     require_that(
         len(words) >= 2 and all(word.strip() for word in words.values()),
-        "Give at least two labels, each of them a non-empty text.",
+        "Give at least two different labels, each of them a non-empty text.",
     )
     return words
 

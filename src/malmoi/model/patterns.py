@@ -217,7 +217,9 @@ class Pattern:
         it happens to see in some length proves nothing: periods meet again only at their least
         common multiple.
         """
-        return not any(_may_see_later(text) for text in self.text.split(";"))
+        # whether anything but `causal` decides about later keys: any other name may allow them
+        others = partial(_parse, named=lambda token: lambda b, h, q, k: token != "causal")
+        return not any(see(0, 0, 0, 0) for see in map(others, self.text.split(";")))
 
     def at(self, layout: Layout) -> Predicate:
         """The predicate over this layout's slots, including its padding and documents."""
@@ -254,12 +256,6 @@ class Pattern:
 def parse_pattern(text: str, heads: int = 1) -> Pattern:
     """Parses names with arguments (`fixed:16,2`), &, |, parentheses and ';' between head groups."""
     return Pattern(text, heads)
-
-
-def _may_see_later(text: str) -> bool:
-    """Whether anything but `causal` decides about later keys: any other name may allow them."""
-
-    return bool(_parse(text, lambda token: lambda b, h, q, k: token != "causal")(0, 0, 0, 0))
 
 
 def _parse(text: str, named: Callable[[str], Predicate]) -> Predicate:

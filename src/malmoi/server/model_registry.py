@@ -58,7 +58,10 @@ class ModelRegistry:
         dtype: str | None = None,
     ) -> Self:
         """Loads every folder; a model is named after its folder."""
-        paths = [_path(model) for model in models]
+        paths = [
+            Path(one.checkpoint.source or "model" if isinstance(one, Model) else one)
+            for one in models
+        ]
         names = settings.served_model_name or distinct_names(paths)
         require_that(
             len(set(names)) == len(names) and (len(models) <= 1 or len(models) == len(names)),
@@ -114,7 +117,3 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         numbered = (f"{longer}-{i}" for i in range(2, len(paths) + 2))
         taken.append(next(one for one in (name, longer, *numbered) if one not in taken))
     return taken
-
-
-def _path(model: Model | str | Path) -> Path:
-    return (model.checkpoint.source or Path("model")) if isinstance(model, Model) else Path(model)

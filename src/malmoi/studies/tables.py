@@ -133,11 +133,12 @@ def gpt1_transfer_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:
             yield from plan.tuned(row, recipe, [task], **options)
 
 
-def _layers(row: str) -> float | None:
-    return float(row.split()[2]) if row.startswith("embeddings") else None
-
-
-gpt1_transfer_figure = partial(curve_figure, across="layers transferred", x=_layers, up="score, %")
+gpt1_transfer_figure = partial(
+    curve_figure,
+    across="layers transferred",
+    x=lambda row: float(row.split()[2]) if row.startswith("embeddings") else None,
+    up="score, %",
+)
 
 
 def gpt1_ablation_cells(plan: StudyPlan, seed: int) -> Iterator[Cell]:

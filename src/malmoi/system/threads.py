@@ -195,7 +195,9 @@ class ThreadTuner:
         if stale := [count for count in self._counts if self._is_stale(count)]:
             self.use(stale[0])
             return
-        best = max(self._rates, key=self._worth)
+        # what is to replace the present count must be better by a tenth
+        worth = {n: r * FEWER ** ((n > 1) + (n != self._best)) for n, r in self._rates.items()}
+        best = max(worth, key=worth.__getitem__)
         sentence = msg(
             "Other programs use {others:.0%} of this machine: computing with {best} of "
             "{limit} threads.",
@@ -204,10 +206,6 @@ class ThreadTuner:
             limit=self.limit,
         )
         self._settle(best, self._rates[best], sentence)
-
-    def _worth(self, count: int) -> float:
-        """A count's rate; what is to replace the present one must be better by a tenth."""
-        return self._rates[count] * FEWER ** ((count > 1) + (count != self._best))
 
     def _is_stale(self, count: int) -> bool:
         late = self._now() - self._tried.get(count, 0.0) > self._pause

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ LONG_TEXT = 200  # characters: passages may repeat, labels are shorter
 PAIRED_KINDS = ("classification", "multilabel", "regression")
 SHOWN_NAMES = 20  # columns that a sentence lists
 LETTER = re.compile(r"[^\W\d_]")
+TAG = re.compile(r"O|[BIESLU][-_]\S+")  # of a word: the entity that it begins or goes on
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -357,18 +359,28 @@ def text_column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], where: 
 
 
 def _kind(values: Sequence[Any], texts: Sequence[Any], pair: str | None) -> str:
+    if _has_tags(values, texts):
+        return "tagging"
     if all(isinstance(value, list) for value in values):
-        tagged = all(
-            len(value) == len(text if isinstance(text, list) else str(text).split())
-            for value, text in zip(values, texts, strict=True)
-        )
-        return "tagging" if tagged else "multilabel"
+        return "multilabel"
     if pair is not None and pair.lower() == "context":
         return "answer"
     numbers = _numbers(values)
     scale = len(set(numbers)) > MANY_NUMBERS or not all(map(float.is_integer, numbers))
     # values that are no numbers are reported with their rows
     return "regression" if scale and len(numbers) >= MOSTLY * len(values) else "classification"
+
+
+def _has_tags(values: Sequence[Any], texts: Sequence[Any]) -> bool:
+    """Whether there is a tag for each word, in lists or between spaces."""
+    tags, words = (
+        [one if isinstance(one, list) else str(one).split() for one in map(as_list, column)]
+        for column in (values, texts)
+    )
+    spaced = max(map(len, tags)) > 1 and all(map(TAG.fullmatch, map(str, chain(*tags))))
+    return (spaced or all(isinstance(value, list) for value in values)) and (
+        list(map(len, tags)) == list(map(len, words))
+    )
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

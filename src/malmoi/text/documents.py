@@ -117,7 +117,14 @@ class DocumentReader:
         given = (
             (source.name, found)
             for source in self.sources
-            for found in source.documents(self._options(source.name))
+            for found in source.documents(
+                ReadOptions(
+                    self._documents,
+                    self._text,
+                    partial(self._bad, source.name),
+                    partial(self.rules.__setitem__, source.name),
+                )
+            )
         )
         for name, found in _extracted(given, submit or run_now, ahead):
             if isinstance(found, FoundLines):
@@ -132,14 +139,6 @@ class DocumentReader:
 
     def _bad(self, name: str, line: int, why: str) -> None:
         self.problems.setdefault(name, BadLines(name)).add(line, why)
-
-    def _options(self, name: str) -> ReadOptions:
-        return ReadOptions(
-            self._documents,
-            self._text,
-            partial(self._bad, name),
-            partial(self.rules.__setitem__, name),
-        )
 
     def describe(self) -> list[str]:
         """Describes each file in a sentence: the rule that was used, and the bad lines."""

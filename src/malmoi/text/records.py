@@ -35,12 +35,13 @@ from malmoi.text.lines import (
 # common names of columns, most likely first, compared in lower case
 LABEL_NAMES = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "kind",
-    "type", "tag", "tags", "emotion", "stars", "rating", "score", "gold_label", "y", "answer",
+    "type", "tag", "tags", "ner_tags", "pos_tags", "emotion", "stars", "rating", "score",
+    "gold_label", "y", "answer",
     "라벨", "레이블", "분류", "범주", "감정", "감성", "점수", "평점",
 )  # fmt: skip
 TEXT_NAMES = (
     "text", "sentence", "sentence1", "premise", "question", "review", "document", "content",
-    "comment", "body", "message", "utterance", "query", "title",
+    "comment", "body", "message", "utterance", "query", "title", "tokens", "words",
     "본문", "문장", "텍스트", "내용", "리뷰", "댓글", "질문", "제목",
 )  # fmt: skip
 PAIRS = {

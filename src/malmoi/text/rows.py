@@ -133,13 +133,17 @@ class DataRow:
         return None if value is None else int(value)
 
 
+QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+NUMPY_LIST = re.compile(rf"\[\s*(?:{QUOTED.pattern})(?:\s+(?:{QUOTED.pattern}))+\s*\]")
+
+
 def as_list(value: Any) -> Any:
-    """A list that a table holds as text, such as pandas' "['a', 'b']"; else the value itself."""
-    listed = isinstance(value, str) and value.startswith("[") and value.endswith("]")
-    # numpy's has no commas: Python would join its strings to one
-    if listed and not re.search(r"""['"]\s+['"]""", value):
+    """A list that a table holds as text, as pandas or numpy write it; else the value itself."""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        text = QUOTED.sub(r"\g<0>,", value) if NUMPY_LIST.fullmatch(value) else value
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return ast.literal_eval(value)
+            # Python would join strings without a comma between them
+            return value if re.search(r"""['"]\s+['"]""", text) else ast.literal_eval(text)
     return value
 
 

@@ -223,7 +223,7 @@ def format_of(path: Path) -> str | None:
 
 
 def _in_folder(folder: Path) -> list[FileSource]:
-    """Every file of a known format below; of a saved data set the files of its training split.
+    """Every file of a known format below, but of models; of a saved data set the training split.
 
     .json files count as data only if there are no others.
     """
@@ -234,7 +234,12 @@ def _in_folder(folder: Path) -> list[FileSource]:
         entries = read_object(state).list_of("_data_files", dict, default=[])
         names = (JsonObject(entry, str(state)).text("filename") for entry in entries)
         return [FileSource(folder / name, ".arrow") for name in names]
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    shown = (path for path in paths if not path.name.startswith("."))
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    models = {path.parent for path in paths if path.name in ("recipe.json", "tokenizer.json")}
+    shown = (
+        path
+        for path in paths
+        if not path.name.startswith(".") and (models - {folder}).isdisjoint(path.parents)
+    )
     found = [FileSource(path, kind) for path in shown if (kind := format_of(path))]
     return [file for file in found if file.kind != ".json"] or found

@@ -304,7 +304,7 @@ def count_words(texts: Iterable[str], many: int) -> Counter[str]:
     found = Counter[str]()
     calls = native_functions("malmoi.tokenizer", "word_cache.c", _CALLS, this_machine())
     assert calls is not None  # who counts has a compiler
-    words = NativeWords(_no_ids, _learnt(LIBRARY, calls), 1, calls)
+    words = NativeWords(lambda texts: [[] for _ in texts], _learnt(LIBRARY, calls), 1, calls)
     counts = np.zeros(MAX_CACHED_WORDS, np.int64)
     left = iter(texts)
     while batch := list(_some_texts(left)):
@@ -315,10 +315,6 @@ def count_words(texts: Iterable[str], many: int) -> Counter[str]:
             found.update(chain.from_iterable(map(WORD.findall, batch)))
     found.update(dict(words.counted(counts)))
     return found if len(found) <= many else Counter({w: n for w, n in found.items() if n > 1})
-
-
-def _no_ids(texts: list[str]) -> list[list[int]]:
-    return [[] for _ in texts]
 
 
 def _some_texts(texts: Iterator[str]) -> Iterator[str]:

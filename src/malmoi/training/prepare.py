@@ -15,6 +15,7 @@ from malmoi.errors import UsageError, require_that
 from malmoi.messages import joined, logger, msg, plural
 from malmoi.model import Network, count_parameters, initialise
 from malmoi.model.heads import POOLED_HEADS
+from malmoi.system.files import write_text
 from malmoi.text.documents import DocumentReader, read_documents, require_documents
 from malmoi.text.formats import DOCUMENT_RULES
 from malmoi.text.pairs import read_pairs, split_pair
@@ -96,6 +97,7 @@ class TrainingRun:
 # ------------------------------------------------------------------ preparing it
 
 
+SOURCES = "data/sources.txt"  # what the text of a run is called
 DISTIL = "distil.json"  # records the teacher of a distillation run
 MAX_COUNTED = 2_000_000  # tokens per source for their frequencies
 MAX_DESCRIBED_FILES = 3  # more files than this are not described one by one
@@ -157,6 +159,11 @@ class RunSources:
         return [read_documents([source], **kinds) for source in self.sources]
 
 
+def whole_names(sources: Sequence[str]) -> str:
+    """Files and folders by their absolute names, a line each; others as they are."""
+    return "\n".join(str(Path(s).absolute()) if Path(s).exists() else s for s in sources)
+
+
 def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGroup) -> TrainingRun:
     """Prepares a run up to its first step; the first process writes, the others read its files."""
     recipe = _with_fitted_batch(recipe, out)
@@ -184,6 +191,7 @@ def prepare_run(recipe: Recipe, origin: RunSources, out: Path, group: ProcessGro
     if group.first:
         pretraining_folder(out).begin(recipe.to_dict(), free=CHANGEABLE_SETTINGS)
         _encode(recipe, origin.readers(recipe.data), words, out)
+        write_text(out / SOURCES, whole_names(origin.sources))
     group.barrier()
     stores = [open_stores(place) for place in _places(recipe, out)]
     feeds, valid = make_feeds(recipe, stores, words, packed=group.device.type == "cuda")
@@ -359,7 +367,7 @@ def _encode(recipe: Recipe, readers: list[DocumentReader], words: Tokenizer, out
         done = build_stores(reader, words, where, sentences=sentences, end=end, **shares)
         if done.how.startswith("rebuilt"):
             logger.info(
-                "The token store in {where} was {how}; training continues with the new one.",
+                "The token store in {where} was {how}: training from here on reads the new one.",
                 where=where,
                 how=done.how,
             )

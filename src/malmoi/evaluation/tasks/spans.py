@@ -65,7 +65,8 @@ DOCUMENT_MARK = "-DOCSTART-"
 def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
     """Sentences between blank lines, a word a line: its column, and the last for its tag."""
     wide = 0  # the number of columns, set by the first valid line
-    for ends, lines in groupby(text_lines(path), key=lambda numbered: _ends(numbered[1])):
+    between = ("", DOCUMENT_MARK)  # how a line begins that is not a word
+    for ends, lines in groupby(text_lines(path), key=lambda n: n[1].strip()[:10] in between):
         pairs: list[tuple[str, str]] = []
         broken = ""
         begun = 1
@@ -90,10 +91,6 @@ def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iter
 
 # klp2016: number, morpheme, part of speech, tag; the lines ; and $ before them hold the sentence
 klp_sentences = partial(conll_sentences, split="\t", word=1)
-
-
-def _ends(line: str) -> bool:
-    return not line.strip() or line.startswith(DOCUMENT_MARK)
 
 
 def _fault(columns: list[str], word: int, wide: int, *, bare: bool) -> str:

@@ -64,11 +64,9 @@ class BannedWords(Constraint):
             i for i, text in enumerate(self.token_bytes) if any(word in text for word in self.words)
         ]
         self.tail = b""
-        self.finishing = lru_cache(maxsize=1024)(self._finishing)
-
-    def _finishing(self, rest: bytes) -> list[int]:
-        """Tokens that start with the rest of a banned word."""
-        return [i for i, text in enumerate(self.token_bytes) if text.startswith(rest)]
+        self.finishing = lru_cache(maxsize=1024)(  # tokens that start with the rest of a word
+            lambda rest: [i for i, text in enumerate(self.token_bytes) if text.startswith(rest)]
+        )
 
     def allowed(self, scores: Tensor) -> Tensor:
         wrong = set(self.whole)

@@ -91,7 +91,11 @@ class StopFilter:
             self.held = self.held[: min(at)[1]]
             return self.flush()
         longest = min(max(map(len, self.stops)) - 1, len(self.held))
-        begun = (n for n in range(longest, 0, -1) if self._may_stop(self.held[-n:]))
+        begun = (
+            n
+            for n in range(longest, 0, -1)
+            if any(stop.startswith(self.held[-n:]) for stop in self.stops)
+        )
         upto = len(self.held) - next(begun, 0)
         shown, self.held = self.held[:upto], self.held[upto:]
         return shown
@@ -99,9 +103,6 @@ class StopFilter:
     def flush(self) -> str:
         shown, self.held = self.held, ""
         return shown
-
-    def _may_stop(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self.stops)
 
 
 class TextWriter:
