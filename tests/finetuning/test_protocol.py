@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import malmoi
 from malmoi.cli import run_command
@@ -89,6 +91,15 @@ def test_how_many_rows_are_held_out() -> None:
     assert selection_rows(90_000, number, plain, needed=False) == 0
 
 
+def opened_by_transformers(folder: Path, text: str) -> list[float]:
+    """The probabilities that transformers finds in the folder."""
+    network = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    words = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.inference_mode():
+        chances: list[float] = network(**words).logits.softmax(-1)[0].tolist()
+    return chances
+
+
 def test_evaluation_rows_do_not_affect_the_model(bert: Path, tmp_path: Path) -> None:
     train = table(tmp_path / "train.csv", 300)
     how = {"epochs": 2, "lr": 5e-3, "patience": 2, "batch": 32, "device": "cpu"}
@@ -99,6 +110,8 @@ def test_evaluation_rows_do_not_affect_the_model(bert: Path, tmp_path: Path) -> 
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
         protocols.append(done.protocol)
         assert 0 < done.model.checkpoint.extra["temperature"] < 20
+        chances = opened_by_transformers(tmp_path / name, "it was good")
+        assert list(done.model.predict("it was good").scores.values()) == pytest.approx(chances)
     assert weights[0] == weights[1]
     assert protocols[0] == protocols[1]
     assert (protocols[0].trained_on, protocols[0].selected_on, protocols[0].judged_on) == (

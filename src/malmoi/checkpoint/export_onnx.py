@@ -27,7 +27,6 @@ from malmoi.system.packages import optional_package
 from malmoi.system.progress import Progress, report_progress
 
 ONNX_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # transformers' names
-ONNX_DTYPES = ("fp32", "int8")
 # bytes of weights: a protobuf file holds at most 2 GiB, so larger ones go to a second file
 MAX_INLINE_BYTES = 1_900_000_000
 MAX_SCORE_DIFFERENCE = 1e-3  # a larger difference from our fp32 scores means a faulty export
@@ -150,7 +149,7 @@ def export_onnx(
 
 
 def _check(network: Network, dtype: str, size: int) -> None:
-    require_known(dtype, ONNX_DTYPES, "This file cannot be written as {name!r}.{hint}")
+    require_known(dtype, ("fp32", "int8"), "This file cannot be written as {name!r}.{hint}")
     require_that(
         not is_quantized(network),
         "These weights are int8 already: export the model that they are from.",

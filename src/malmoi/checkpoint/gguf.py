@@ -31,11 +31,8 @@ from malmoi.system.untrusted import shown
 from malmoi.tokenizer import Tokenizer
 from malmoi.tokenizer.gguf import read_vocabulary
 
-VERSIONS = (2, 3)
 NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 TEXT_TYPE = 8
-ARRAY_TYPE = 9
-MAX_DIMENSIONS = 4
 DAMAGED = "{path} is cut short or damaged: {reason}. Copy or download it again."
 
 
@@ -74,7 +71,7 @@ class Cursor:
 
     def value(self) -> Any:
         kind = self.number("I")
-        several = kind == ARRAY_TYPE
+        several = kind == 9  # an array
         kind = self.number("I") if several else kind
         # a text begins with its length
         format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind, "")
@@ -131,7 +128,7 @@ class GGUFFile:
         )
         version = cursor.number("I")
         ensure(
-            version in VERSIONS,
+            version in (2, 3),
             "{path} is a GGUF file of version {version}; Malmoi reads versions 2 and 3.",
             path=self.path,
             version=version,
@@ -143,7 +140,7 @@ class GGUFFile:
         name = cursor.text()
         sizes = cursor.number("I")
         reason = "{name} has {sizes} dimensions"
-        ensure_whole(sizes <= MAX_DIMENSIONS, self.path, reason, name=shown(name), sizes=sizes)
+        ensure_whole(sizes <= 4, self.path, reason, name=shown(name), sizes=sizes)
         shape = tuple(int(cursor.number("Q")) for _ in range(sizes))[::-1]
         return name, StoredTensor(shape, int(cursor.number("I")), int(cursor.number("Q")))
 

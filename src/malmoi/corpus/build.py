@@ -343,7 +343,8 @@ def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[l
         for batch in source.reader.batches(pool.submit, PAGES_AHEAD * pool.ahead):
             rest = batch._replace(source=source.name)
             while sum(map(len, rest.texts)) >= left:
-                last, rest = rest.split(_reach(rest.texts, left))
+                reach = enumerate(accumulate(map(len, rest.texts)), 1)
+                last, rest = rest.split(next(texts for texts, total in reach if total >= left))
                 yield [*shard, last]
                 shard = []
                 left = size
@@ -351,12 +352,6 @@ def _shards(sources: Sequence[NamedSource], size: int, pool: Pool) -> Iterator[l
             shard.append(rest)
     if any(batch.texts for batch in shard):
         yield shard
-
-
-def _reach(texts: Sequence[str], characters: int) -> int:
-    return next(
-        number for number, total in enumerate(accumulate(map(len, texts)), 1) if total >= characters
-    )
 
 
 # ------------------------------------------------------------------ steps that need all shards

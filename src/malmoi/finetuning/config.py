@@ -11,10 +11,6 @@ from malmoi.messages import msg, plural
 from malmoi.settings import Config, option, require_bounds, setting
 from malmoi.training.recipe import SCHEDULES, TrainConfig
 
-# Devlin et al. 2019 appendix A.3
-GRID_RATES = (5e-5, 3e-5, 2e-5)
-GRID_BATCHES = (16, 32)
-GRID_EPOCHS = (2, 3, 4)
 # Few weights trained from scratch need a higher rate than a whole network (Hu 2021 table 9,
 # Lester 2021 §3.1).
 ADAPTER_RATES = {"none": 5e-5, "lora": 1e-3, "prompt": 3e-2, "prefix": 1e-2}
@@ -216,7 +212,7 @@ class FinetuneConfig(Config):
         if self.grid:
             return [
                 replace(alone, lr=lr, batch=b, epochs=e)
-                for lr, b, e in product(GRID_RATES, GRID_BATCHES, GRID_EPOCHS)
+                for lr, b, e in product((5e-5, 3e-5, 2e-5), (16, 32), (2, 3, 4))
             ]
         return [replace(alone, seed=self.seed + i) for i in range(self.seeds)]
 

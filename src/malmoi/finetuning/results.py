@@ -102,6 +102,12 @@ def save_model(
 def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun:
     """Saves the model and its predictions, marks the run as finished and deletes its state."""
     run.checkpoint.extra |= run.outcome.chosen
+    if "temperature" in run.outcome.chosen and "words" not in run.checkpoint.extra:
+        # in the weights, so that whoever reads the folder finds the same probabilities
+        run.checkpoint.extra["calibrated"] = True
+        last = f"heads.{head_kind(work.task).head}.linear"
+        for weight in run.checkpoint.network.get_submodule(last).parameters():
+            weight.data.div_(run.outcome.chosen["temperature"])
     save_model(work, run.settings, run.checkpoint, out)
     # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
