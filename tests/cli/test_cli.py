@@ -273,6 +273,11 @@ def test_recipes_and_doctor(call: Call) -> None:
     assert "gpt2-small\t124M\t12 × 768\t1,024" in call("recipes").out
     for name, make in RECIPES.items():
         assert approximate_parameters(with_vocab(make())) == pytest.approx(counts[name], rel=0.02)
+    for name, chosen in (("gpt", ("model.width",)), ("bert", ("model.width", "objective"))):
+        settings = dict(
+            line.split("\t")[:2] for line in call("recipes", name).out.split("\n")[3:-1]
+        )
+        assert {settings[one] for one in chosen} == {"auto"}
     shown = call("recipes", "bert-tiny").out
     assert "train.lr\t0.001\t" in shown
     assert "model.tied\tTrue\tThe vocabulary head reuses the token embedding." in shown

@@ -384,6 +384,7 @@ def test_a_batch_that_the_gpus_do_not_divide_is_noted() -> None:
     made = planned("gpt2-small", replace(H200, gpus=5))
     assert "set train.batch=510" in made.notes[0]
     assert not planned("gpt2-small").notes
+    assert "sized for its text" in planned("gpt").notes[0]
 
 
 def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:

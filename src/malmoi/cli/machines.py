@@ -188,8 +188,10 @@ def _print_plan(made: "RunPlan") -> None:
     columns = ("memory of one GPU", "model", "activations", "total", "micro-batch", "fits")
     cli.print_facts(columns, [_row(one, made.fleet.room) for one in made.ways])
     print()
-    rows = [(str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()]
-    cli.print_table(("micro-batch", "activations", "checkpointed"), rows)
+    cli.print_table(
+        ("micro-batch", "activations", "checkpointed"),
+        ((str(n), *map(format_size, sizes)) for n, sizes in made.activations.items()),
+    )
     print("".join(f"\n{translate('note: ')}{translate(note)}" for note in made.notes))
 
 

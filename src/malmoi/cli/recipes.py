@@ -13,6 +13,15 @@ from malmoi.settings import Config, settings_of
 from malmoi.training.recipe import Recipe
 from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 
+# what `pretrain gpt|bert|both` chooses for its text, its minutes and its machine
+FITTED = (
+    *("model.vocab", "model.context", "model.width", "model.depth", "model.heads"),
+    *("model.dropout", "tokenizer.vocab", "data.documents", "data.valid"),
+    *("data.fraction", "data.masked_length", "data.packed", "train.minutes", "train.batch"),
+    *("train.muon_decay", "train.max_epochs", "train.valid_every", "train.own_teacher"),
+)
+FITTED_BERT = ("objective", "data.mask_rate", "model.generator_depth", "train.ema")
+
 
 def recipes_command(
     name: str | None = cli.argument(
@@ -50,8 +59,10 @@ def _family(name: str) -> str:
 def _row(name: str, recipe: Recipe) -> tuple[str, ...]:
     c = recipe.model
     if _family(name) == "auto":
-        fitted = msg("{objective}, fitted to your text", objective=recipe.objective)
-        return (name, "auto", "auto", "auto", translate(fitted))
+        return (
+            *(name, "auto", "auto", "auto"),
+            translate(msg("{objective}, fitted to your text", objective=recipe.objective)),
+        )
     from malmoi.report.chart import short_number
 
     size = short_number(approximate_parameters(with_vocab(recipe)), 3)
@@ -98,8 +109,14 @@ def _facts(recipe: Recipe) -> dict[str, Any]:
 def _show(recipe: Recipe) -> None:
     """Prints every setting by its --set name, with its meaning."""
     print(f"{recipe.name}: {translate(recipe.about).replace(chr(10), ' ')}\n")
-    rows = [(name, f"{value}", comment) for name, value, comment in _settings(recipe)]
-    cli.print_table(("--set", "value", "meaning"), rows)
+    fitted = (FITTED + FITTED_BERT * (recipe.name == "bert")) * (recipe.name in SIZED)
+    cli.print_table(
+        ("--set", "value", "meaning"),
+        (
+            (name, "auto" if name in fitted else f"{value}", comment)
+            for name, value, comment in _settings(recipe)
+        ),
+    )
 
 
 def _settings(record: Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

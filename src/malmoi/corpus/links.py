@@ -20,7 +20,6 @@ from malmoi.text.rows import any_rows
 from malmoi.text.sources import FileSource
 
 WEBTEXT_BLOCKS = ("wikipedia.org",)
-NO_DOMAIN = "none"
 COLUMNS = ("url", "score")  # of a link list
 
 
@@ -83,7 +82,7 @@ def blocked_domains(config: CorpusConfig) -> frozenset[str]:
     for entry in given:
         lines = Path(entry).read_text("utf-8").split() if Path(entry).is_file() else [entry]
         found.update(line.lower().removeprefix("www.") for line in lines)
-    return frozenset(found - {NO_DOMAIN})
+    return frozenset(found - {"none"})
 
 
 def selection_record(config: CorpusConfig) -> dict[str, object]:

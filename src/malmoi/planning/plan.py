@@ -25,6 +25,7 @@ from malmoi.training.budget import (
     resolve_for_estimate,
 )
 from malmoi.training.recipe import Recipe
+from malmoi.training.recipes import SIZED
 
 PARAMETER_PARTS = ("embedding", "blocks", "head")
 PLAIN_FACTS = (
@@ -343,6 +344,12 @@ def _words(recipe: Recipe, tried: Recipe, before: int, gpus: int) -> Iterator[st
 
 
 def _notes(recipe: Recipe, fleet: Fleet) -> Iterator[str]:
+    if recipe.name in SIZED:
+        yield msg(
+            "{name} is sized for its text, minutes and machine, and here only as large as its "
+            "settings say: malmoi pretrain {name} TEXT --dry-run shows what it would be.",
+            name=recipe.name,
+        )
     batch = recipe.train.batch
     gpus = fleet.gpus
     if batch % gpus:

@@ -19,8 +19,6 @@ from malmoi.system.files import folder_lock
 
 WHOLE = "whole"
 STUDENT = "distilled student, half of the layers"
-HALF_LAYERS = "half of the layers"
-ROUNDED = "4 bits, rounded"
 GPTQ = "4 bits, GPTQ"
 SIZE = "MB"
 RATE = "rows per second"
@@ -39,14 +37,14 @@ def _half_heads(source: Path, out: Path) -> None:
 Change = Callable[[Path, Path], object]
 # applied to the pre-trained model, which recovers during fine-tuning
 BEFORE_TUNING: dict[str, Change] = {
-    HALF_LAYERS: _half_layers,
+    "half of the layers": _half_layers,
     "half of the heads": _half_heads,
     "shared layers": share_layers,
 }
 # options, given the held-out text
 AFTER_TUNING: dict[str, Callable[[Path], dict[str, Any]]] = {
     "8 bits": lambda text: {"bits": 8},
-    ROUNDED: lambda text: {"bits": 4},
+    "4 bits, rounded": lambda text: {"bits": 4},
     GPTQ: lambda text: {"bits": 4, "calibration": text},
 }
 ROWS = (WHOLE, *AFTER_TUNING, *BEFORE_TUNING, STUDENT)
