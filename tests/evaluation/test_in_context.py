@@ -690,7 +690,7 @@ def test_zero_shot_classify_answer_and_summarise(gpt: Path, bert: Path) -> None:
         f"{short}\nTL;DR:", temperature=1, top_k=2, seed=3, max_new_tokens=20, stop="\n\n"
     )
     assert ours.summarise(short, max_new_tokens=20, seed=3) == first_sentences(written, 3)
-    with pytest.raises(UsageError, match="at least two labels"):
+    with pytest.raises(UsageError, match="at least two different labels"):
         ours.classify("a", ["one"])
     with pytest.raises(UsageError, match="cannot generate"):
         masked.answer("who?")

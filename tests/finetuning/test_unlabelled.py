@@ -120,7 +120,7 @@ def test_names_and_rows_without_labels(
     assert judged.metrics["accuracy"] == malmoi.evaluate(done.model, data=ROWS)["accuracy"]
     with pytest.raises(UsageError, match="--unlabelled FILE"):
         malmoi.finetune(model, out=tmp_path / "x", labels="good,bad")
-    with pytest.raises(UsageError, match="at least two labels"):
+    with pytest.raises(UsageError, match="at least two different labels"):
         malmoi.finetune(model, out=tmp_path / "x", labels="good,", unlabelled=more)
 
 

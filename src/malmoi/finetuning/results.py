@@ -102,12 +102,6 @@ def save_model(
 def complete_run(work: FinetuneData, run: FinishedRun, out: Path) -> FinishedRun:
     """Saves the model and its predictions, marks the run as finished and deletes its state."""
     run.checkpoint.extra |= run.outcome.chosen
-    if "temperature" in run.outcome.chosen and "words" not in run.checkpoint.extra:
-        # in the weights, so that whoever reads the folder finds the same probabilities
-        run.checkpoint.extra["calibrated"] = True
-        last = f"heads.{head_kind(work.task).head}.linear"
-        for weight in run.checkpoint.network.get_submodule(last).parameters():
-            weight.data.div_(run.outcome.chosen["temperature"])
     save_model(work, run.settings, run.checkpoint, out)
     # before the run is marked as finished, so that a crash in between loses nothing
     _write_predictions(work, run.outcome, out)
@@ -162,7 +156,22 @@ def judged_run(
     with work.computing(settings):
         held = judge_held_out(work, reading)
         done = judge(work, reading, held.chosen)
-    return FinishedRun(settings, checkpoint, done, steps, held.metrics)
+    return calibrated(work, FinishedRun(settings, checkpoint, done, steps, held.metrics))
+
+
+def calibrated(work: FinetuneData, run: FinishedRun) -> FinishedRun:
+    """The run with its temperature in the last layer, where every reader of the folder finds it.
+
+    Called once for each temperature that is chosen, on the weights it was chosen with.
+    """
+    temperature = run.outcome.chosen.get("temperature")
+    if temperature and "words" not in run.checkpoint.extra:
+        run.checkpoint.extra["calibrated"] = True
+        for weight in run.checkpoint.network.get_submodule(
+            f"heads.{head_kind(work.task).head}.linear"
+        ).parameters():
+            weight.data.div_(temperature)
+    return run
 
 
 def load_finished(work: FinetuneData, settings: FinetuneConfig, out: Path) -> FinishedRun:

@@ -356,7 +356,10 @@ class _Run:
                 rival=msg(self.rival.name),
             )
         done = trainer.judge(lambda: results.judge(work, self.reading, held.chosen))
-        return FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics)
+        return results.calibrated(
+            work,
+            FinishedRun(self.settings, self.checkpoint, done, trainer.state.step, held.metrics),
+        )
 
 
 def _new_model(work: FinetuneData, settings: FinetuneConfig) -> Checkpoint:

@@ -338,7 +338,6 @@ def named_study(name: str) -> Study:
 BITS_CHARACTERS = 200_000  # of held-out text that bits per byte are measured on
 WRITTEN_TOKENS = 32
 MOST_SENTENCES = 8  # of a text, from which a summary is picked
-READ_TEXTS = 64
 
 
 def _tuned(
@@ -455,7 +454,7 @@ def speed(judged: JudgedModel, text: Path, *, writes: bool) -> dict[str, float]:
     model = judged.load()
     words = " ".join(text.read_text("utf-8").split())
     each = model.config.context // 4 - 1  # in characters, each at most four tokens of bytes
-    texts = [words[i * each : (i + 1) * each] for i in range(READ_TEXTS)]
+    texts = [words[i * each : (i + 1) * each] for i in range(64)]
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
     times = {"reading ms": 1000 * _seconds(lambda: model.embed(texts)) / len(texts)}

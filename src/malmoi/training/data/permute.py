@@ -12,7 +12,6 @@ Ints = NDArray[np.int64]
 
 # a Feistel network of 4 rounds is pseudo-random; 6 also scrambles the 2- and 3-bit halves of tiny
 # sets
-_ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -63,7 +62,7 @@ def _feistel(values: NDArray[np.uint64], bits: np.uint64, key: int) -> NDArray[n
     low = np.uint64((1 << int(bits)) - 1)
     left = values >> bits
     right = values & low
-    for turn in range(_ROUNDS):
+    for turn in range(6):
         salt = np.uint64((key + (turn + 1) * _GOLDEN) & _MASK)
         left, right = right, left ^ (mix_bits(right + salt) >> np.uint64(32) & low)
     return left << bits | right
