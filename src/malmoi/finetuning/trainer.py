@@ -247,7 +247,7 @@ class FinetuneTrainer(Loop):
             total = self.steps / self.per_epoch
             self.log.line(
                 "{minutes} ended it after {epochs:.2g} of {total:.2g} epochs; --minutes "
-                "{more_time:g} (minutes={more_time:g}): about {more:.2g} epochs.",
+                "{more_time:.3g} (minutes={more_time:.3g}): about {more:.2g} epochs.",
                 minutes=plural(minutes, "minute"),
                 epochs=epochs,
                 total=total,
