@@ -33,6 +33,7 @@ from malmoi.tokenizer.gguf import read_vocabulary
 
 NUMBER_FORMATS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 TEXT_TYPE = 8
+ARRAY_TYPE = 9
 DAMAGED = "{path} is cut short or damaged: {reason}. Copy or download it again."
 
 
@@ -71,7 +72,7 @@ class Cursor:
 
     def value(self) -> Any:
         kind = self.number("I")
-        several = kind == 9  # an array
+        several = kind == ARRAY_TYPE
         kind = self.number("I") if several else kind
         # a text begins with its length
         format = "Q" if kind == TEXT_TYPE else NUMBER_FORMATS.get(kind, "")

@@ -16,7 +16,7 @@ from malmoi.training.recipes import RECIPES, SIZED, named_recipe
 # what `pretrain gpt|bert|both` chooses for its text, its minutes and its machine
 FITTED = (
     *("model.vocab", "model.context", "model.width", "model.depth", "model.heads"),
-    *("model.dropout", "tokenizer.vocab", "data.documents", "data.valid"),
+    *("model.dropout", "tokenizer.vocab", "data.valid"),
     *("data.fraction", "data.masked_length", "data.packed", "train.minutes", "train.batch"),
     *("train.muon_decay", "train.max_epochs", "train.valid_every", "train.own_teacher"),
 )

@@ -100,7 +100,9 @@ def evaluate_model(
         )
     if not per_label:
         return facts
-    return facts | analyse_errors(chosen, found.labels, examples, done, reading.temperature)
+    return facts | analyse_errors(
+        chosen, found.labels, examples, done, found.checkpoint.extra.get("temperature", 1.0)
+    )
 
 
 def _judged_rows(

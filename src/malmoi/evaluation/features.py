@@ -338,7 +338,7 @@ def predict_tags(reading: Predictor, examples: Sequence[Example]) -> list[Exampl
 
 def predict_choices(reading: Predictor, examples: Sequence[Example]) -> list[ExamplePrediction]:
     scores = score_choices(reading, [(e.text, e.pair or "", e.choices) for e in examples])
-    chances = [(some / reading.divisor).softmax(-1) for some in scores]
+    chances = [(some / reading.temperature).softmax(-1) for some in scores]
     return [
         ExamplePrediction(
             int(some.argmax()),

@@ -106,8 +106,7 @@ class Predictor:
     problem_type: str = ""  # config.json's: what the classification head predicts
     threshold: float = float("inf")  # "no answer" must beat the best span by more than this
     thresholds: tuple[float, ...] = ()  # one per label, for multi-label models
-    temperature: float = 1.0  # divides the scores of classes and choices before the softmax, …
-    calibrated: bool = False  # … unless the last layer's weights are divided by it
+    temperature: float = 1.0  # divides the scores of classes and choices before the softmax
     answer_tokens: int = 0  # maximum length of a written answer; 0: it was not fine-tuned to write
     ends: tuple[int, ...] = ()  # tokens that end a text
     sentence: SentencePooling | None = None  # how a sentence encoder pools
@@ -131,10 +130,6 @@ class Predictor:
         )
 
     @property
-    def divisor(self) -> float:
-        return 1.0 if self.calibrated or len(self.labels) == 1 else self.temperature
-
-    @property
     def max_tokens(self) -> int:
         return min(self.length or self.network.config.context, self.network.config.context)
 
@@ -151,8 +146,10 @@ def _finetuning_settings(checkpoint: Checkpoint) -> dict[str, Any]:
         "problem_type": extra.text("problem_type", default=None),
         "answer_tokens": extra.whole("answer_tokens", default=None, high=MAX_CONTEXT_TOKENS),
         "threshold": extra.get("threshold"),
-        "temperature": extra.number("temperature", default=None),
-        "calibrated": extra.flag("calibrated", default=None),
+        # what the last layer is divided by already is a fact, not a setting
+        "temperature": None
+        if extra.flag("calibrated", default=False)
+        else extra.number("temperature", default=None),
         "columns": extra.map_of("columns", str, default={}),
     }
     threshold = settings["threshold"]  # infinite for a model that always answers
@@ -244,8 +241,8 @@ def row_choices(row: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[tup
 
 def classify_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[Prediction]:
     """Predicts one label per text."""
-    scores = score_classes(reading, texts) / reading.divisor
-    return [prediction(row, reading.labels) for row in scores]
+    temperature = 1.0 if len(reading.labels) == 1 else reading.temperature
+    return [prediction(row / temperature, reading.labels) for row in score_classes(reading, texts)]
 
 
 def label_texts(reading: Predictor, texts: Sequence[TextOrPair]) -> list[MultiLabelPrediction]:
@@ -287,7 +284,7 @@ def answer_choices(reading: Predictor, questions: Sequence[tuple[Any, ...]]) -> 
     require_that(known, "This model chooses an answer: give (text, choices), or --choice for each.")
     found = []
     for (*_, choices), scores in zip(questions, score_choices(reading, questions), strict=True):
-        chances = (scores / reading.divisor).softmax(-1).tolist()
+        chances = (scores / reading.temperature).softmax(-1).tolist()
         best = choices[max(range(len(choices)), key=chances.__getitem__)]
         found.append(Prediction(best, dict(zip(choices, chances, strict=True))))
     return found

@@ -6,7 +6,7 @@ never in a class.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -87,22 +87,10 @@ class GatedMLP(MLP):
         return cast(Tensor, self.down(self.activate(gate) * up))
 
 
-KEEP_PRODUCTS = partial(  # and attention; what is cheap is computed again
-    create_selective_checkpoint_contexts,
-    [
-        getattr(torch.ops.aten, name).default
-        for name in (
-            *(
-                "mm",
-                "addmm",
-                "bmm",
-                "_flash_attention_forward",
-                "_scaled_dot_product_flash_attention",
-            ),
-            *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
-            "_scaled_dot_product_flash_attention_for_cpu",
-        )
-    ],
+KEPT = (
+    *("mm", "addmm", "bmm", "_flash_attention_forward", "_scaled_dot_product_flash_attention"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+    "_scaled_dot_product_flash_attention_for_cpu",
 )
 FusedBlocks = Callable[["Transformer", Tensor, Layout, Tensor], Tensor | None]
 
@@ -220,6 +208,11 @@ class Block(nn.Module):
     def transform(self, x: Tensor) -> Tensor:
         """The last part of a block: the MLP with its residual."""
         return self.residual(x, self.mlp_norm, lambda y: self.drop(self.mlp(y)))
+
+
+def _keep_products() -> Any:
+    """Selective checkpointing: products and attention are kept, what is cheap is computed again."""
+    return create_selective_checkpoint_contexts([getattr(torch.ops.aten, n).default for n in KEPT])
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -413,7 +406,7 @@ class Transformer(nn.Module):
         block = self.blocks[i * self.config.distinct // self.config.depth]
         if self.gradient_checkpointing and self.training:
             products = self.checkpointing_keeps != "inputs"
-            kept: Any = {"context_fn": KEEP_PRODUCTS} if products else {}
+            kept: Any = {"context_fn": _keep_products} if products else {}
             return cast(Tensor, checkpoint(block, *inputs, use_reentrant=False, **kept))
         return cast(Tensor, block(*inputs))
 
