@@ -65,8 +65,9 @@ DOCUMENT_MARK = "-DOCSTART-"
 def conll_sentences(path: Path, split: str | None = None, word: int = 0) -> Iterator[DataRow]:
     """Sentences between blank lines, a word a line: its column, and the last for its tag."""
     wide = 0  # the number of columns, set by the first valid line
-    between = ("", DOCUMENT_MARK)  # how a line begins that is not a word
-    for ends, lines in groupby(text_lines(path), key=lambda n: n[1].strip()[:10] in between):
+    for ends, lines in groupby(
+        text_lines(path), key=lambda n: not n[1].strip() or n[1].startswith(DOCUMENT_MARK)
+    ):
         pairs: list[tuple[str, str]] = []
         broken = ""
         begun = 1
